@@ -223,7 +223,8 @@ def _refuse_contradictions(config: ModelConfig, raw: dict[str, Any], file: Path)
         )
     if config.heads % config.kv_heads:
         raise BlinkError(
-            f"{file}: num_attention_heads {config.heads} is no multiple of num_key_value_heads {config.kv_heads}"
+            f"{file}: num_attention_heads {config.heads} is no multiple of "
+            f"num_key_value_heads {config.kv_heads}"
         )
     if config.head_dim % 2:
         raise BlinkError(f"{file}: head_dim is {config.head_dim}; RoPE needs an even one")

@@ -77,7 +77,7 @@ class Reference:
         Raises BlinkError: no ids, a bad one, or more positions than the context.
         """
         cache = self._empty_cache()
-        fresh, out = list(ids), []
+        fresh, out = list(ids), list[int]()
         while len(out) < n:
             logits = self._hidden(fresh, cache)[-1] @ self.head.T
             out.append(int(np.argmax(logits)))

@@ -18,7 +18,7 @@ import numpy as np
 from blink_ref.errors import BlinkError
 
 # How the floats of a file are held in memory.
-STORED = {
+STORED: dict[str, np.dtype] = {
     "BF16": np.dtype(np.uint16),
     "F16": np.dtype(np.int16),
     "F32": np.dtype(np.float32),
@@ -80,7 +80,11 @@ def save_safetensors(file: Path, tensors: Mapping[str, np.ndarray]) -> None:
     The header is padded until the data starts at a multiple of ``ALIGNMENT``; the format forbids
     holes between tensors, so those that keep the alignment come first.
     """
-    names = {np.dtype(np.uint16): "BF16", np.dtype(np.int16): "F16", np.dtype(np.float32): "F32"}
+    names: dict[np.dtype, str] = {
+        np.dtype(np.uint16): "BF16",
+        np.dtype(np.int16): "F16",
+        np.dtype(np.float32): "F32",
+    }
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     ordered = sorted(tensors, key=lambda name: (tensors[name].nbytes % ALIGNMENT > 0, name))
     end = 0

@@ -1,0 +1,20 @@
+"""One source of device code, three targets: `cuda`, `cpu` and `python`.
+
+Start with :mod:`.vocabulary`, the words device code is written in; :func:`launch` runs one function.
+"""
+
+from .device import DeviceFunction, device
+from .grid import first_of_share, grid_barrier, grid_warp, grid_warps
+from .launch import aligned, choose_target, launch
+
+__all__ = [
+    "DeviceFunction",
+    "aligned",
+    "choose_target",
+    "device",
+    "first_of_share",
+    "grid_barrier",
+    "grid_warp",
+    "grid_warps",
+    "launch",
+]

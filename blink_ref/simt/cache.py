@@ -1,0 +1,103 @@
+"""Compiled CPU code on disk, keyed by what the code depends on.
+
+Numba's own cache looks at one file's time stamp, so it misses an edit to a callee in another file.
+Here the key is a hash over a function's *call closure*: its own bytecode and constants, those of
+every device function it reaches, and the sources of this folder, which say how words are lowered.
+After one device function is edited, only it and its callers are compiled again.
+"""
+
+import functools
+import hashlib
+import types
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba.core import caching
+
+from ..config import cache_dir
+from .device import DeviceFunction
+
+CODE_FIELDS = ("co_code", "co_consts", "co_names", "co_varnames", "co_freevars", "co_argcount")
+
+
+@functools.cache
+def _lowering() -> str:
+    """Hash of this folder: a change to a word's meaning changes all compiled code."""
+    folder = Path(__file__).parent
+    return hashlib.sha256(b"".join(p.read_bytes() for p in sorted(folder.glob("*.py")))).hexdigest()
+
+
+def closure_hash(fn: types.FunctionType) -> str:
+    """Hash of everything that the compiled form of `fn` depends on, but for argument types and CPU."""
+    digest = hashlib.sha256(f"{numba.__version__} {_lowering()}".encode())
+    seen: set[types.FunctionType] = set()
+    queue = [fn]
+    while queue:
+        current = queue.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        digest.update(repr([_plain(getattr(current.__code__, field)) for field in CODE_FIELDS]).encode())
+        for name, value in sorted(_references(current).items()):
+            if isinstance(value, DeviceFunction):
+                queue.append(value.python)
+            digest.update(f"{name}={_plain(value)}\n".encode())
+    return digest.hexdigest()[:32]
+
+
+def _references(fn: types.FunctionType) -> dict[str, Any]:
+    names = {n: fn.__globals__[n] for n in fn.__code__.co_names if n in fn.__globals__}
+    cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
+    return names | {name: cell.cell_contents for name, cell in cells}
+
+
+def _plain(value: Any) -> Any:
+    """A text for `value` that is the same in every process."""
+    if isinstance(value, types.CodeType):
+        return [_plain(getattr(value, field)) for field in CODE_FIELDS]
+    if isinstance(value, tuple):
+        return tuple(_plain(v) for v in value)
+    if isinstance(value, DeviceFunction):
+        return f"device {value.__module__}.{value.__qualname__}"
+    if isinstance(value, types.ModuleType | types.FunctionType | types.BuiltinFunctionType | type):
+        return f"{type(value).__name__} {value.__name__}"
+    return repr(value)
+
+
+class _Locator(caching._CacheLocator):
+    """Puts a function's compiled code into the user's cache folder, named by its closure's hash."""
+
+    def __init__(self, fn: types.FunctionType) -> None:
+        self._hash = closure_hash(fn)
+        self._py_file = fn.__code__.co_filename
+
+    def get_cache_path(self) -> str:
+        return str(cache_dir() / "cpu")
+
+    def get_source_stamp(self) -> str:
+        return self._hash
+
+    def get_disambiguator(self) -> str:
+        """Tells files apart, not versions: an edited function's code replaces its past."""
+        return hashlib.sha256(self._py_file.encode()).hexdigest()[:12]
+
+    @classmethod
+    def from_function(cls, py_func: types.FunctionType, py_file: str) -> "_Locator":
+        locator = cls(py_func)
+        locator.ensure_cache_path()
+        return locator
+
+
+class _Implementation(caching.CompileResultCacheImpl):
+    _locator_classes = [_Locator]  # noqa: RUF012 - numba's name and form
+
+
+class ClosureCache(caching.Cache):
+    """For ``dispatcher._cache``: what ``cache=True`` would put there, with the key above."""
+
+    _impl_class = _Implementation
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        """The closure's hash covers the code and its cells; types and the CPU are left."""
+        return sig, codegen.magic_tuple()

@@ -1,0 +1,42 @@
+"""The grid barrier, and how the blocks of a grid share out work: device code on top of the words."""
+
+from .device import device
+from .vocabulary import atomic_add, barrier, i32, i64, load_acquire, relax, thread_id, u32, warp_id, warps
+
+
+@device
+def grid_barrier(block):
+    """Wait until every lane of every block is here; what each wrote before, all see after.
+
+    All lanes of all blocks call it. One lane a block counts its block's arrival and waits for the
+    count to reach the next multiple of the number of blocks; the counter only grows (and wraps), so
+    there is nothing to reset. The block barriers before and after carry the order to the other lanes.
+    """
+    barrier()
+    if thread_id() == 0:
+        turn = u32(block.turn[0] + u32(block.blocks))
+        block.turn[0] = turn
+        atomic_add(block.grid, 0, u32(1))
+        spins = i64(0)
+        while i32(load_acquire(block.grid, 0) - turn) < 0:
+            relax(spins)
+            spins += 1
+    barrier()
+
+
+@device
+def first_of_share(n, part, parts):
+    """Where share `part` of n items begins, when they are dealt in runs to `parts`; share p ends where p + 1 begins."""
+    return i64(part) * i64(n) // i64(parts)
+
+
+@device
+def grid_warp(block):
+    """This warp's number in the grid. Neighbours in number lie in different blocks, for balance."""
+    return i64(warp_id()) * i64(block.blocks) + i64(block.id)
+
+
+@device
+def grid_warps(block):
+    """Warps in the grid."""
+    return i64(block.blocks) * i64(warps())

@@ -1,0 +1,112 @@
+"""Words whose LLVM is the same on the CPU and on CUDA, and the tools to define the others."""
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from . import vocabulary as words
+
+VOID, I16, I32, I64 = ir.VoidType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+F32 = ir.FloatType()
+
+DEFAULT = types.Omitted(None)
+"""Type of an optional argument that was left out."""
+
+Definition = Callable[..., Any]
+"""``(typing_context, *argument_types) -> (signature, codegen)``, or None where it does not apply."""
+
+
+def element_pointer(context: Any, builder: ir.IRBuilder, array_type: Any, array: Any, index: Any) -> Any:
+    """Address of ``array[index]`` of a contiguous 1-D array; `index` is intp."""
+    return builder.gep(context.make_array(array_type)(context, builder, array).data, [index])
+
+
+def index_argument(context: Any, builder: ir.IRBuilder, signature: Any, args: Any, n: int) -> Any:
+    """Argument `n` as an intp."""
+    return context.cast(builder, args[n], signature.args[n], types.intp)
+
+
+def is_vector(t: Any) -> bool:
+    return isinstance(t, types.Array) and t.ndim == 1 and t.layout == "C"
+
+
+def asm(
+    builder: ir.IRBuilder, returns: Any, text: str, constraints: str, args: Any, effects: bool = True
+) -> Any:
+    """A call of inline assembly. With `effects` it stays in place, and memory is taken as changed."""
+    if effects and "~{memory}" not in constraints:
+        constraints = ",".join(filter(None, [constraints, "~{memory}"]))
+    kind = ir.FunctionType(returns, [a.type for a in args])
+    return builder.call(ir.InlineAsm(kind, text, constraints, effects), args)
+
+
+def _bf16(typing_context, bits):
+    def codegen(context, builder, signature, args):
+        wide = builder.zext(builder.trunc(args[0], I16) if args[0].type != I16 else args[0], I32)
+        return builder.bitcast(builder.shl(wide, ir.Constant(I32, 16)), F32)
+
+    return types.float32(bits), codegen
+
+
+def _fp16(typing_context, bits):
+    def codegen(context, builder, signature, args):
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), F32)
+
+    return types.float32(types.int16), codegen
+
+
+def _widen(typing_context, x):
+    if x == types.uint16:
+        return types.float32(x), _bf16(typing_context, x)[1]
+    if x == types.int16:
+        return types.float32(x), _fp16(typing_context, x)[1]
+    if x == types.float32:
+        return types.float32(x), lambda context, builder, signature, args: args[0]
+    return None
+
+
+def _rank(typing_context, value, index):
+    def codegen(context, builder, signature, args):
+        number, position = args
+        bits = builder.bitcast(number, I32)
+        negative = builder.icmp_signed("<", bits, ir.Constant(I32, 0))
+        bits = builder.select(negative, builder.not_(bits), builder.or_(bits, ir.Constant(I32, 0x80000000)))
+        bits = builder.select(builder.fcmp_unordered("uno", number, number), ir.Constant(I32, 0), bits)
+        key = builder.sub(
+            builder.shl(builder.zext(bits, I64), ir.Constant(I64, 31)), ir.Constant(I64, 1 << 62)
+        )
+        return builder.add(key, builder.sub(ir.Constant(I64, 0x7FFFFFFF), position))
+
+    return types.int64(types.float32, types.int64), codegen
+
+
+def _rank_index(typing_context, key):
+    def codegen(context, builder, signature, args):
+        mask = ir.Constant(I64, 0x7FFFFFFF)
+        return builder.sub(mask, builder.and_(args[0], mask))
+
+    return types.int64(types.int64), codegen
+
+
+COMMON: dict[Callable[..., Any], Definition] = {
+    words.bf16: _bf16,
+    words.fp16: _fp16,
+    words.widen: _widen,
+    words.rank: _rank,
+    words.rank_index: _rank_index,
+}
+
+
+def register(
+    templates: Any, function_type: Any, target: str, word: Callable[..., Any], define: Definition
+) -> None:
+    """Make compilers of `target` lower calls of the Python function `word` by `define`.
+
+    `templates` is the target's module of typing templates, `function_type` its ``types.Function``.
+    Like ``@intrinsic``, but the name that device code calls stays a plain function.
+    """
+    template = templates.make_intrinsic_template(word, define, word.__name__, kwargs={"target": target})
+    templates.infer(template)
+    templates.infer_global(word, function_type(template))

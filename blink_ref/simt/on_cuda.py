@@ -1,0 +1,484 @@
+"""The `cuda` target: the only file that imports numba.cuda.
+
+A launched device function becomes one ``@cuda.jit`` kernel that makes its :class:`.vocabulary.Block`
+and calls it; device functions are lowered by numba-cuda, the words by the definitions below.
+"""
+
+import functools
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import cuda, types
+from numba.cuda import cudaimpl
+from numba.cuda import dispatcher as cuda_dispatcher
+from numba.cuda import types as cuda_types
+from numba.cuda.extending import overload
+from numba.cuda.typing import templates
+from numba.cuda.typing.typeof import typeof, typeof_impl
+
+from ..errors import BlinkError
+from . import ptx
+from . import vocabulary as words
+from .device import DeviceFunction
+from .lowering import (
+    COMMON,
+    DEFAULT,
+    F32,
+    I16,
+    I32,
+    I64,
+    VOID,
+    asm,
+    element_pointer,
+    index_argument,
+    is_vector,
+    register,
+)
+from .vocabulary import FULL_WARP, Block, f32, i64, lane_sum, u32
+
+OLDEST = (7, 5)
+"""The oldest compute capability served: Turing, the T4 of free notebooks."""
+
+SHARED_PER_BLOCK_DEFAULT = 48 * 1024
+"""Bytes of dynamic shared memory that a kernel gets without asking."""
+
+
+def why_unavailable() -> str:
+    """Why no kernel can run on this machine; empty if one can."""
+    if not cuda.is_available():
+        return "no NVIDIA GPU or driver found"
+    capability = cuda.get_current_device().compute_capability
+    if tuple(capability) < OLDEST:
+        return f"the GPU has compute capability {capability[0]}.{capability[1]}, older than {OLDEST[0]}.{OLDEST[1]}"
+    return ""
+
+
+def dispatcher(fn: FunctionType) -> Any:
+    """Numba's dispatcher for a device function."""
+    return cuda_dispatcher.CUDADispatcher(fn, {"device": True, "debug": False, "opt": True})
+
+
+@typeof_impl.register(DeviceFunction)
+def _(fn, context):
+    return cuda_types.Dispatcher(fn.cuda)
+
+
+# --- kernels
+
+
+@functools.cache
+def kernel(fn: DeviceFunction, lanes: int) -> Any:
+    """The ``@cuda.jit`` kernel that runs `fn`, for blocks of up to `lanes` threads."""
+    body = fn.cuda
+
+    @cuda.jit(launch_bounds=(lanes, 1))
+    def run(grid, args):
+        shared = _arena()
+        turn = cuda.shared.array(1, u32)
+        if cuda.threadIdx.x == 0:
+            turn[0] = u32(0)
+        cuda.syncthreads()
+        body(Block(i64(cuda.blockIdx.x), i64(cuda.gridDim.x), shared, grid, turn), *args)
+
+    return run
+
+
+def start(fn: DeviceFunction, blocks: int, lanes: int, args: tuple[Any, ...], shared: int, stream: Any = 0) -> None:
+    """Launch `fn` on device arrays and return at once; `shared` is the arena in float32 a block.
+
+    The launch is cooperative: it fails, instead of hanging, if the blocks cannot all be resident.
+    """
+    run = kernel(fn, lanes)
+    grid = cuda.to_device(np.zeros(1, np.uint32))
+    compiled = run.compile((typeof(grid), typeof(args)))
+    compiled.cooperative = True
+    _allow_shared(compiled, shared * 4)
+    run[blocks, lanes, stream, shared * 4](grid, args)
+
+
+def launch(fn: DeviceFunction, blocks: int, lanes: int, args: tuple[Any, ...], shared: int) -> None:
+    """Launch `fn` on copies of NumPy arrays, wait, and copy the arrays back."""
+    there = [to_device(a) for a in args]
+    start(fn, blocks, lanes, tuple(there), shared)
+    cuda.synchronize()
+    for mine, theirs in zip(args, there, strict=True):
+        _copy_back(mine, theirs)
+
+
+def to_device(value: Any) -> Any:
+    """A copy of an array, or of a named tuple of arrays, on the GPU; anything else as it is."""
+    if isinstance(value, np.ndarray):
+        return cuda.to_device(value)
+    if isinstance(value, tuple):
+        return type(value)(*map(to_device, value))
+    return value
+
+
+def _copy_back(mine: Any, theirs: Any) -> None:
+    if isinstance(mine, np.ndarray):
+        if mine.flags.writeable:
+            theirs.copy_to_host(mine)
+    elif isinstance(mine, tuple):
+        for a, b in zip(mine, theirs, strict=True):
+            _copy_back(a, b)
+
+
+def _allow_shared(compiled: Any, size: int) -> None:
+    """Let a kernel use more dynamic shared memory than the default, up to the device's limit."""
+    if size <= SHARED_PER_BLOCK_DEFAULT:
+        return
+    from cuda.bindings import driver
+
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    handle = compiled._codelibrary.get_cufunc().handle
+    (error,) = driver.cuKernelSetAttribute(attribute, size, handle, cuda.get_current_device().id)
+    if int(error):
+        limit = cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        raise BlinkError(f"a block wants {size} bytes of shared memory; this GPU gives at most {limit}")
+
+
+def compile_to_ptx(fn: DeviceFunction, argument_types: tuple[Any, ...], lanes: int, cc: tuple[int, int]) -> str:
+    """PTX of `fn`'s kernel for compute capability `cc`; needs no GPU."""
+    grid = types.Array(types.uint32, 1, "C")
+    current = cuda_dispatcher.get_current_device
+    # numba-cuda asks the present GPU which capability to compile a callee for
+    cuda_dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=cc)
+    try:
+        kernel.cache_clear()
+        _forget(fn)
+        code, _ = cuda.compile_ptx(
+            kernel(fn, lanes).py_func, (grid, types.BaseTuple.from_types(argument_types)), cc=cc, launch_bounds=(lanes, 1)
+        )
+    finally:
+        cuda_dispatcher.get_current_device = current
+        kernel.cache_clear()
+        _forget(fn)
+    return code
+
+
+def _forget(fn: DeviceFunction) -> None:
+    """Drop compiled forms of `fn` and of what it calls: they are for one compute capability."""
+    queue, seen = [fn], set()
+    while queue:
+        current = queue.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        current.__dict__.pop("cuda", None)
+        cells = [c.cell_contents for c in current.python.__closure__ or ()]
+        values = [current.python.__globals__.get(n) for n in current.python.__code__.co_names]
+        queue += [v for v in (*values, *cells) if isinstance(v, DeviceFunction)]
+
+
+# --- words
+
+
+def _define(word: Any) -> Any:
+    def decorate(define: Any) -> Any:
+        register(templates, cuda_types.Function, "cuda", word, define)
+        return define
+
+    return decorate
+
+
+def _python(word: Any) -> Any:
+    """Lower `word` by a function that numba-cuda compiles."""
+
+    def decorate(make: Any) -> Any:
+        overload(word, target="cuda", strict=False)(make)
+        return make
+
+    return decorate
+
+
+for _word, _definition in COMMON.items():
+    _define(_word)(_definition)
+
+_python(words.thread_id)(lambda: lambda: i64(cuda.threadIdx.x))
+_python(words.block_threads)(lambda: lambda: i64(cuda.blockDim.x))
+_python(words.warp_width)(lambda: lambda: 32)
+_python(words.lane_id)(lambda: lambda: i64(cuda.threadIdx.x & 31))
+_python(words.warp_id)(lambda: lambda: i64(cuda.threadIdx.x >> 5))
+_python(words.warps)(lambda: lambda: i64(cuda.blockDim.x >> 5))
+
+
+def _arena():
+    """The block's dynamic shared memory as float32 [n]. A word of this file only."""
+    raise NotImplementedError("compiled code only")
+
+
+@_define(_arena)
+def _(typing_context):
+    def codegen(context, builder, signature, args):
+        return cudaimpl._generic_array(
+            context, builder, (0,), types.float32, "arena", 3, can_dynsized=True, alignment=128
+        )
+
+    return types.Array(types.float32, 1, "C")(), codegen
+
+
+def _define_text(word: Any, text: str) -> None:
+    @_define(word)
+    def _(typing_context):
+        def codegen(context, builder, signature, args):
+            asm(builder, VOID, text, "", [])
+            return context.get_dummy_value()
+
+        return types.none(), codegen
+
+
+_define_text(words.barrier, ptx.BARRIER)
+_define_text(words.warp_barrier, ptx.WARP_BARRIER)
+
+
+@_define(words.clock_ns)
+def _(typing_context):
+    return types.int64(), lambda context, builder, signature, args: asm(
+        builder, I64, ptx.GLOBAL_TIMER, "=l", []
+    )
+
+
+def _sleep(ns):
+    """``nanosleep``. A word of this file only."""
+    raise NotImplementedError("compiled code only")
+
+
+@_define(_sleep)
+def _(typing_context, ns):
+    def codegen(context, builder, signature, args):
+        asm(builder, VOID, ptx.NANOSLEEP, "r", args)
+        return context.get_dummy_value()
+
+    return types.none(types.uint32), codegen
+
+
+@_python(words.relax)
+def _(spins):
+    def relax(spins):
+        if spins > 20000:
+            _sleep(u32(1000))
+        elif spins > 2000:
+            _sleep(u32(100))
+
+    return relax
+
+
+@_python(words.lane_sum)
+def _(x):
+    def lane_sum(x):
+        for distance in (16, 8, 4, 2, 1):
+            x += cuda.shfl_xor_sync(FULL_WARP, x, distance)
+        return x
+
+    return lane_sum
+
+
+@_python(words.lane_max)
+def _(x):
+    def lane_max(x):
+        for distance in (16, 8, 4, 2, 1):
+            x = max(x, cuda.shfl_xor_sync(FULL_WARP, x, distance))
+        return x
+
+    return lane_max
+
+
+_python(words.lane_broadcast)(lambda x, source: lambda x, source: cuda.shfl_sync(FULL_WARP, x, source))
+_python(words.lane_any)(lambda x: lambda x: cuda.any_sync(FULL_WARP, x) != 0)
+
+
+# --- ordered accesses
+
+
+def _scope(scope: Any) -> int | None:
+    """The scope of an access, or None while it is not yet known as a constant."""
+    if scope is None or isinstance(scope, types.Omitted):
+        return words.GPU
+    return scope.literal_value if isinstance(scope, types.IntegerLiteral) else None
+
+
+def _register_class(dtype: Any) -> str:
+    return "r" if dtype.bitwidth == 32 else "l"
+
+
+def _access(context, builder, signature, args):
+    index = index_argument(context, builder, signature, args, 1)
+    return element_pointer(context, builder, signature.args[0], args[0], index)
+
+
+def _define_load(word: Any, order: str) -> None:
+    @_define(word)
+    def _(typing_context, a, i, scope=None):
+        level = _scope(scope)
+        if level is None:
+            return None
+        bits = a.dtype.bitwidth
+
+        def codegen(context, builder, signature, args):
+            pointer = _access(context, builder, signature, args)
+            constraints = f"={_register_class(a.dtype)},l"
+            return asm(builder, ir.IntType(bits), ptx.load(order, level, bits), constraints, [pointer])
+
+        return a.dtype(a, i, scope or DEFAULT), codegen
+
+
+_define_load(words.load_relaxed, "relaxed")
+_define_load(words.load_acquire, "acquire")
+
+
+@_define(words.store_release)
+def _(typing_context, a, i, value, scope=None):
+    level = _scope(scope)
+    if level is None:
+        return None
+
+    def codegen(context, builder, signature, args):
+        pointer = _access(context, builder, signature, args)
+        text = ptx.store_release(level, a.dtype.bitwidth)
+        asm(builder, VOID, text, f"l,{_register_class(a.dtype)}", [pointer, args[2]])
+        return context.get_dummy_value()
+
+    return types.none(a, i, a.dtype, scope or DEFAULT), codegen
+
+
+def _define_rmw(word: Any, operation: str) -> None:
+    @_define(word)
+    def _(typing_context, a, i, value, scope=None):
+        level = _scope(scope)
+        if level is None:
+            return None
+        # addition wraps alike for both, and PTX has no 64-bit signed form of it
+        signed = "s" if a.dtype.signed and operation == "max" else "u"
+
+        def codegen(context, builder, signature, args):
+            pointer = _access(context, builder, signature, args)
+            text = ptx.atomic(operation, level, f"{signed}{a.dtype.bitwidth}")
+            r = _register_class(a.dtype)
+            return asm(builder, ir.IntType(a.dtype.bitwidth), text, f"={r},l,{r}", [pointer, args[2]])
+
+        return a.dtype(a, i, a.dtype, scope or DEFAULT), codegen
+
+
+_define_rmw(words.atomic_add, "add")
+_define_rmw(words.atomic_max, "max")
+
+
+@_define(words.atomic_cas)
+def _(typing_context, a, i, expected, value, scope=None):
+    level = _scope(scope)
+    if level is None:
+        return None
+
+    def codegen(context, builder, signature, args):
+        pointer = _access(context, builder, signature, args)
+        text = ptx.compare_and_swap(level, a.dtype.bitwidth)
+        r = _register_class(a.dtype)
+        return asm(builder, ir.IntType(a.dtype.bitwidth), text, f"={r},l,{r},{r}", [pointer, args[2], args[3]])
+
+    return a.dtype(a, i, a.dtype, a.dtype, scope or DEFAULT), codegen
+
+
+# --- inner loops
+
+
+def _eight(a, i):
+    """Elements ``a[i:i+8]`` as eight float32 in a tuple, by 16-byte loads. A word of this file only."""
+    raise NotImplementedError("compiled code only")
+
+
+def _floats(builder, pointer, index):
+    """``pointer[index : index+4]`` of float32 as four values, by one 16-byte load."""
+    vector = ir.VectorType(F32, 4)
+    at = builder.bitcast(builder.gep(pointer, [index]), vector.as_pointer())
+    loaded = builder.load(at, align=16)
+    return [builder.extract_element(loaded, ir.Constant(I32, lane)) for lane in range(4)]
+
+
+def _halves(builder, word, dtype):
+    """The two stored 16-bit numbers in a 32-bit word, as float32, the lower first."""
+    if dtype == types.uint16:
+        texts = (ptx.LOW_HALF, ptx.HIGH_HALF)
+        return [builder.bitcast(asm(builder, I32, t, "=r,r", [word], effects=False), F32) for t in texts]
+    parts = (builder.trunc(word, I16), builder.trunc(builder.lshr(word, ir.Constant(I32, 16)), I16))
+    return [builder.fpext(builder.bitcast(part, ir.HalfType()), F32) for part in parts]
+
+
+@_define(_eight)
+def _(typing_context, a, i):
+    if not is_vector(a):
+        return None
+    result = types.UniTuple(types.float32, 8)
+
+    def codegen(context, builder, signature, args):
+        index = index_argument(context, builder, signature, args, 1)
+        pointer = context.make_array(a)(context, builder, args[0]).data
+        if a.dtype == types.float32:
+            values = _floats(builder, pointer, index)
+            values += _floats(builder, pointer, builder.add(index, ir.Constant(I64, 4)))
+        else:
+            four = ir.LiteralStructType([I32] * 4)
+            at = builder.gep(pointer, [index])
+            loaded = asm(builder, four, ptx.LOAD_WEIGHTS, "=r,=r,=r,=r,l", [at], effects=False)
+            pairs = [builder.extract_value(loaded, k) for k in range(4)]
+            values = [v for pair in pairs for v in _halves(builder, pair, a.dtype)]
+        return context.make_tuple(builder, result, values)
+
+    return result(a, i), codegen
+
+
+@cuda.jit(device=True)
+def _dot8(a, b):
+    s = a[0] * b[0] + a[1] * b[1] + a[2] * b[2] + a[3] * b[3]
+    return s + (a[4] * b[4] + a[5] * b[5] + a[6] * b[6] + a[7] * b[7])
+
+
+@_python(words.row_dot)
+def _(w, i, x, j, n):
+    def row_dot(w, i, x, j, n):
+        lane8 = i64(cuda.threadIdx.x & 31) * 8
+        i += lane8
+        j += lane8
+        s, t = f32(0.0), f32(0.0)
+        k = lane8
+        while k + 768 < n:  # four loads in flight
+            w0, w1, w2, w3 = _eight(w, i), _eight(w, i + 256), _eight(w, i + 512), _eight(w, i + 768)
+            s += _dot8(w0, _eight(x, j))
+            t += _dot8(w1, _eight(x, j + 256))
+            s += _dot8(w2, _eight(x, j + 512))
+            t += _dot8(w3, _eight(x, j + 768))
+            i += 1024
+            j += 1024
+            k += 1024
+        while k < n:
+            s += _dot8(_eight(w, i), _eight(x, j))
+            i += 256
+            j += 256
+            k += 256
+        return lane_sum(s + t)
+
+    return row_dot
+
+
+@_python(words.dot)
+def _(a, i, b, j, n):
+    def dot(a, i, b, j, n):
+        s = f32(0.0)
+        for k in range(0, n, 8):
+            s += _dot8(_eight(a, i + k), _eight(b, j + k))
+        return s
+
+    return dot
+
+
+@_python(words.row_mix)
+def _(weight, i, n, rows, j, width, out, k):
+    def row_mix(weight, i, n, rows, j, width, out, k):
+        for c in range(i64(cuda.threadIdx.x & 31), width, 32):
+            s = out[k + c]
+            for p in range(n):
+                s += weight[i + p] * rows[j + p * width + c]
+            out[k + c] = s
+
+    return row_mix

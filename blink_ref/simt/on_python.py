@@ -1,0 +1,141 @@
+"""The `python` target: every lane of every block is a Python thread, all alive at once.
+
+Nothing is compiled, so breakpoints work and a reader can step through the persistent kernel. Lane 0
+of block 0 runs on the thread that launched, so that ``python -m pdb`` sees it without more ado.
+"""
+
+import sys
+import threading
+
+import numpy as np
+
+WARP_WIDTH = 4
+
+
+class Abandoned(Exception):
+    """Raised in the other lanes when one lane of the grid has failed."""
+
+
+class Warp:
+    """Up to `WARP_WIDTH` lanes of one block."""
+
+    def __init__(self, index, width):
+        self.index, self.width = index, width
+        self.barrier = threading.Barrier(width)
+        # Two sets of boxes used in turn: a lane can only reach exchange n + 2 after all have passed
+        # the barrier of n + 1, hence after all have read the boxes of n. One wait does for both.
+        self._boxes = [[None] * width, [None] * width]
+        self._round = [0] * width
+
+    def exchange(self, x):
+        """Every lane gives a value and gets the list of all of them, in lane order."""
+        lane = me().lane
+        boxes = self._boxes[self._round[lane] & 1]
+        self._round[lane] += 1
+        boxes[lane] = x
+        self.barrier.wait()
+        return list(boxes)
+
+
+class PythonBlock:
+    """One block of the Python grid."""
+
+    def __init__(self, threads, python_grid):
+        self.threads, self.python_grid = threads, python_grid
+        self.barrier = threading.Barrier(threads)
+        widths = [min(WARP_WIDTH, threads - first) for first in range(0, threads, WARP_WIDTH)]
+        self.warps = [Warp(index, width) for index, width in enumerate(widths)]
+
+
+class PythonGrid:
+    """All blocks of a launch, and the first exception that any lane raised."""
+
+    def __init__(self, blocks, lanes):
+        self.lock = threading.Lock()
+        self.failure = None
+        self.blocks = [PythonBlock(lanes, self) for _ in range(blocks)]
+
+    def fail(self, exception):
+        with self.lock:
+            self.failure = self.failure or exception
+        for block in self.blocks:
+            for each in (block.barrier, *(warp.barrier for warp in block.warps)):
+                each.abort()
+
+    def check(self):
+        """Raise in a spinning lane once another lane has failed."""
+        if self.failure is not None:
+            raise Abandoned
+
+
+class Lane:
+    """One thread's place in the grid."""
+
+    def __init__(self, block, thread):
+        self.block, self.thread = block, thread
+        self.warp = block.warps[thread // WARP_WIDTH]
+        self.lane = thread % WARP_WIDTH
+
+
+class _Here(threading.local):
+    """The lane a thread is; outside a launch, the only lane of a grid of its own."""
+
+    def __init__(self):
+        self.lane = Lane(PythonGrid(1, 1).blocks[0], 0)
+
+
+_here = _Here()
+
+
+def me() -> Lane:
+    """The lane that is running."""
+    return _here.lane
+
+
+def _run_lane(lane, fn, block, args):
+    _here.lane = lane
+    grid = lane.block.python_grid
+    try:
+        with np.errstate(all="ignore"):  # device arithmetic overflows to inf without a word, as on a GPU
+            fn(block, *args)
+    except (Abandoned, threading.BrokenBarrierError):
+        if grid.failure is None:
+            grid.fail(RuntimeError("a lane left a barrier that the others still wait at"))
+    except BaseException as exception:  # handed to the launcher, which raises it
+        grid.fail(exception)
+
+
+def launch(fn, blocks, args):
+    """Run plain Python `fn(block, *args)` on every lane of `blocks`, a list of (Block, lanes).
+
+    Raises what the first failing lane raised.
+    """
+    grid = PythonGrid(len(blocks), blocks[0][1])
+    lanes = [
+        (Lane(python_block, thread), block)
+        for python_block, (block, lanes) in zip(grid.blocks, blocks, strict=True)
+        for thread in range(lanes)
+    ]
+    trace = sys.gettrace()
+    if trace is not None:  # a debugger is at work: let it see every lane
+        threading.settrace(trace)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(0.0005)  # spinning lanes hand over soon
+    here, (own, first) = _here.lane, lanes[0]
+    try:
+        others = [
+            threading.Thread(target=_run_lane, args=(lane, fn, block, args), daemon=True)
+            for lane, block in lanes[1:]
+        ]
+        for thread in others:
+            thread.start()
+        _run_lane(own, fn, first, args)
+        for thread in others:
+            thread.join()
+    finally:
+        _here.lane = here
+        sys.setswitchinterval(interval)
+        if trace is not None:
+            threading.settrace(None)  # type: ignore[arg-type]
+    if grid.failure is not None:
+        raise grid.failure

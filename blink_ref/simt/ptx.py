@@ -1,0 +1,49 @@
+"""Every PTX text the project uses, with a line each on what it does.
+
+Operands are ``$0, $1, ...``: results first, then arguments, as LLVM's inline assembly numbers them.
+The PTX ISA manual describes the instructions ("Memory Consistency Model", "ld", "st", "atom", "nanosleep").
+"""
+
+SCOPES = ("cta", "gpu", "sys")
+"""The scope qualifier for vocabulary.BLOCK, GPU and SYSTEM."""
+
+# Waits until all threads of the block are here. The unaligned form: it counts threads wherever they
+# stand, where `bar.sync` wants the lanes of a warp to stand at one place.
+BARRIER = "barrier.sync 0;"
+
+# Waits until all lanes of the warp are here, and orders their memory accesses.
+WARP_BARRIER = "bar.warp.sync 0xffffffff;"
+
+# Nanoseconds since boot, one clock for the whole GPU; it ticks every 32 ns to 1 us.
+GLOBAL_TIMER = "mov.u64 $0, %globaltimer;"
+
+# Lets the scheduler run other warps; between 0 and twice the given nanoseconds.
+NANOSLEEP = "nanosleep.u32 $0;"
+
+# 16 bytes of weights that nothing writes while the kernel runs: the read-only path, and not kept in
+# L1, which they would only sweep.
+LOAD_WEIGHTS = "ld.global.nc.L1::no_allocate.v4.u32 {$0, $1, $2, $3}, [$4];"
+
+# A float32 whose upper half is the upper (or lower) half of a 32-bit word: the bfloat16s in a pair.
+HIGH_HALF = "and.b32 $0, $1, 0xffff0000;"
+LOW_HALF = "shl.b32 $0, $1, 16;"
+
+
+def load(order: str, scope: int, bits: int) -> str:
+    """An ordered load: `order` is relaxed or acquire."""
+    return f"ld.{order}.{SCOPES[scope]}.global.u{bits} $0, [$1];"
+
+
+def store_release(scope: int, bits: int) -> str:
+    """A store that becomes visible after all that this thread wrote or saw before."""
+    return f"st.release.{SCOPES[scope]}.global.u{bits} [$0], $1;"
+
+
+def atomic(operation: str, scope: int, kind: str) -> str:
+    """A read-modify-write, acquire and release; `kind` is the operand's type, such as u32 or s64."""
+    return f"atom.{operation}.acq_rel.{SCOPES[scope]}.global.{kind} $0, [$1], $2;"
+
+
+def compare_and_swap(scope: int, bits: int) -> str:
+    """If [$1] equals $2, it becomes $3; $0 is what was there."""
+    return f"atom.cas.acq_rel.{SCOPES[scope]}.global.b{bits} $0, [$1], $2, $3;"

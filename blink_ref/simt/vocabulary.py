@@ -1,0 +1,249 @@
+"""The words that device code is written in, with their meaning in plain Python.
+
+A device function calls these by name. Run as Python, the bodies below *are* what happens; compiled
+for the `cpu` target, :mod:`.on_cpu` lowers each word to LLVM; compiled for `cuda`, :mod:`.on_cuda`
+lowers it to PTX. One warp is 32 lanes on CUDA, 1 on the CPU, and up to 4 in Python, so warp-wide
+work is written against :func:`warp_width`, and heavy inner loops are words themselves
+(:func:`row_dot`, :func:`dot`, :func:`row_mix`), which one lane can carry out as well as 32.
+
+Scopes of ordered accesses follow the PTX memory model: ``BLOCK`` (lanes of one block), ``GPU``
+(all blocks), ``SYSTEM`` (other processes and devices too).
+"""
+
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .on_python import me
+
+f32, f64 = np.float32, np.float64
+i32, i64, u32, u64 = np.int32, np.int64, np.uint32, np.uint64
+
+BLOCK, GPU, SYSTEM = 0, 1, 2
+
+FULL_WARP = 0xFFFFFFFF
+
+
+class Block(NamedTuple):
+    """What a device function knows of the block it runs in; always its first parameter."""
+
+    id: int
+    """this block's number, 0 to blocks - 1"""
+    blocks: int
+    """blocks in the grid; all of them run at the same time"""
+    shared: Any
+    """float32 [n], 16-byte aligned: the block's arena, seen by its own lanes only"""
+    grid: Any
+    """uint32 [1]: arrivals at the grid barrier, shared by all blocks"""
+    turn: Any
+    """uint32 [1]: the count at which this block leaves its next grid barrier; block-private"""
+
+
+# --- who am I
+
+
+def thread_id():
+    """This lane's number in its block."""
+    return me().thread
+
+
+def block_threads():
+    """Lanes in a block."""
+    return me().block.threads
+
+
+def warp_width():
+    """Lanes in this lane's warp: 32 on CUDA, 1 on the CPU, at most 4 in Python."""
+    return me().warp.width
+
+
+def lane_id():
+    """This lane's number in its warp."""
+    return me().lane
+
+
+def warp_id():
+    """This warp's number in its block."""
+    return me().warp.index
+
+
+def warps():
+    """Warps in a block."""
+    return len(me().block.warps)
+
+
+# --- waiting for each other
+
+
+def barrier():
+    """Wait until every lane of the block is here; what each wrote before, all see after.
+
+    All lanes of the block call it, at the same place.
+    """
+    me().block.barrier.wait()
+
+
+def warp_barrier():
+    """The same among the lanes of one warp."""
+    me().warp.barrier.wait()
+
+
+def relax(spins):
+    """Give way inside a spin loop; `spins` counts the turns so far, and the pause grows with it.
+
+    CUDA: nothing at first, then ``nanosleep``. CPU: ``pause``, then ``sched_yield``, then sleeps of
+    up to 1.5 ms, so that an idle engine leaves the machine to others.
+    """
+    me().block.python_grid.check()
+    time.sleep(0 if spins < 100 else 0.0005)
+
+
+# --- warp-wide exchange: every lane of the warp calls, every lane gets the result
+
+
+def lane_sum(x):
+    """Sum over the warp's lanes, halving: lane i with lane i + n/2."""
+    values = me().warp.exchange(x)
+    while len(values) > 1:
+        half = (len(values) + 1) // 2
+        low, high = values[:half], values[half:]
+        values = [a + b for a, b in zip(low, high, strict=False)] + low[len(high) :]
+    return values[0]
+
+
+def lane_max(x):
+    """Maximum over the warp's lanes."""
+    return max(me().warp.exchange(x))
+
+
+def lane_broadcast(x, source):
+    """The value that lane `source` of the warp holds."""
+    return me().warp.exchange(x)[source]
+
+
+def lane_any(x):
+    """Whether `x` is true in any lane of the warp."""
+    return any(me().warp.exchange(bool(x)))
+
+
+# --- ordered memory accesses: one lane, one element of a 1-D integer array
+
+
+def load_relaxed(a, i, scope=GPU):
+    """``a[i]``, read from memory each time and never torn, ordering nothing."""
+    return a[i]
+
+
+def load_acquire(a, i, scope=GPU):
+    """``a[i]``; what its writer wrote before releasing it is visible after."""
+    return a[i]
+
+
+def store_release(a, i, value, scope=GPU):
+    """``a[i] = value``, visible only after everything this lane wrote or saw before."""
+    a[i] = value
+
+
+def atomic_add(a, i, value, scope=GPU):
+    """``a[i] += value`` as one step, acquire and release; returns the old value."""
+    with me().block.python_grid.lock:
+        old = a[i]
+        a[i] = a.dtype.type((int(old) + int(value)) % (1 << 8 * a.dtype.itemsize))
+    return old
+
+
+def atomic_max(a, i, value, scope=GPU):
+    """``a[i] = max(a[i], value)`` as one step, acquire and release; returns the old value."""
+    with me().block.python_grid.lock:
+        old = a[i]
+        a[i] = max(old, value)
+    return old
+
+
+def atomic_cas(a, i, expected, value, scope=GPU):
+    """If ``a[i] == expected``, set it to `value`; one step; returns the old value."""
+    with me().block.python_grid.lock:
+        old = a[i]
+        if old == expected:
+            a[i] = value
+    return old
+
+
+# --- numbers
+
+
+def bf16(bits):
+    """float32 with the value of a bfloat16 given as uint16 bits."""
+    return np.uint32(int(bits) << 16).view(np.float32)
+
+
+def fp16(bits):
+    """float32 with the value of an IEEE half given as int16 bits (signed, to tell it from bf16)."""
+    return np.float32(np.int16(bits).view(np.float16))
+
+
+def widen(x):
+    """float32 of a stored weight: uint16 is bfloat16 bits, int16 is half bits, float32 is itself."""
+    if isinstance(x, np.uint16):
+        return bf16(x)
+    return fp16(x) if isinstance(x, np.int16) else np.float32(x)
+
+
+def rank(value, index):
+    """Pack (float32 value, index < 2**31) into an int64 that orders by value, ties to the smaller index.
+
+    NaN of either sign orders below every number, so a poisoned logit is never chosen.
+    """
+    value = np.float32(value)
+    bits = 0 if np.isnan(value) else int(value.view(np.uint32))
+    if not np.isnan(value):
+        bits = bits ^ 0xFFFFFFFF if bits >> 31 else bits | 0x80000000
+    return np.int64((bits << 31) - (1 << 62) + (0x7FFFFFFF - int(index)))
+
+
+def rank_index(key):
+    """The index inside a :func:`rank` key."""
+    return 0x7FFFFFFF - (int(key) & 0x7FFFFFFF)
+
+
+def clock_ns():
+    """Nanoseconds of a clock that all blocks share; its zero is arbitrary."""
+    return time.perf_counter_ns()
+
+
+# --- heavy inner loops
+
+
+def dot(a, i, b, j, n):
+    """One lane's own dot product of ``a[i:i+n]`` and ``b[j:j+n]``, float32, both 16-byte aligned.
+
+    n is a multiple of 8. Each lane may pass different offsets.
+    """
+    return np.dot(a[i : i + n], b[j : j + n])
+
+
+def row_dot(w, i, x, j, n):
+    """The warp's dot product of stored weights ``w[i:i+n]`` (see :func:`widen`) and float32 ``x[j:j+n]``.
+
+    All lanes call with the same arguments and all get the sum. n, i and j are multiples of 8, w and
+    x 16-byte aligned. The order of the additions depends on n alone, so a result is the same in
+    whatever batch it is computed.
+    """
+    lane, width = me().lane, me().warp.width
+    part = w[i + lane : i + n : width]
+    if part.dtype == np.uint16:
+        part = (part.astype(np.uint32) << 16).view(np.float32)
+    elif part.dtype == np.int16:
+        part = part.view(np.float16).astype(np.float32)
+    return lane_sum(np.dot(part, x[j + lane : j + n : width]))
+
+
+def row_mix(weight, i, n, rows, j, width, out, k):
+    """``out[k:k+width] += sum over p < n of weight[i+p] * rows[j+p*width : j+(p+1)*width]``, by one warp.
+
+    float32 throughout; `width` is a multiple of 8. The lanes share the columns; p runs in order.
+    """
+    lane, lanes = me().lane, me().warp.width
+    mixed = weight[i : i + n] @ rows[j : j + n * width].reshape(n, width)[:, lane::lanes]
+    out[k + lane : k + width : lanes] += mixed
