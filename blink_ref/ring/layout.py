@@ -1,0 +1,158 @@
+"""The window: the only memory that the NIC and the GPU share. Every offset in it comes from here.
+
+Two page-aligned halves, split by writer, so that each word has one writing side:
+
+- the NIC's half: header, stop word, doorbells, cancel words, consumed counts, requests, prompt arena;
+- the GPU's half: heartbeat, slot states, one outbox ring for each NIC worker.
+
+A request lives in a slot. The NIC puts the prompt into its worker's arena and fills in the request,
+then *rings* the slot's doorbell: it stores the slot's next generation number with release. The GPU scans
+the doorbells, and a word that differs from the generation it last took is a new request. Tokens come
+back through the worker's outbox as self-validating 8-byte records: a record is complete when its tag is
+the number of the lap that the reader is on. The last record of a request is an END; only then may
+the NIC use the slot and the arena space again.
+
+Pure NumPy: this is what a NIC imports, and it needs no numba and no GPU.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+MAGIC = int.from_bytes(b"BLINKREF", "little")
+VERSION = 1
+PAGE = 4096
+LINE = 64
+"""Bytes in a cache line; words of different workers lie on different ones."""
+
+# Slot states, for people to see; nothing synchronises on them.
+FREE, READY, PREFILL, DECODE, PAUSED, DONE, FAILED, CANCELLED = range(8)
+STATES = ("FREE", "READY", "PREFILL", "DECODE", "PAUSED", "DONE", "FAILED", "CANCELLED")
+
+# Request flags.
+IGNORE_EOS = 1
+
+# Outbox record kinds; the value of an END is one of the reasons below.
+TOKEN, END = 1, 2
+
+# Why a request ended.
+STOP, LENGTH, CANCEL, TOO_LONG, NO_PAGES, BAD_REQUEST, SHUTDOWN = range(1, 8)
+REASONS = {
+    STOP: "stop",
+    LENGTH: "length",
+    CANCEL: "cancelled",
+    TOO_LONG: "failed: prompt and max_tokens exceed the context",
+    NO_PAGES: "failed: the KV cache can never hold it",
+    BAD_REQUEST: "failed: the request record is not valid",
+    SHUTDOWN: "failed: the engine is shutting down",
+}
+
+# What the engine is doing: word 2 of the heartbeat.
+STARTING, SERVING, STOPPED = range(3)
+
+HEADER = np.dtype(
+    [
+        ("magic", "<u8"),
+        ("version", "<u4"),
+        ("slots", "<u4"),
+        ("workers", "<u4"),
+        ("arena", "<u4"),  # tokens per worker
+        ("outbox", "<u4"),  # records per worker, a power of two
+        ("context", "<u4"),  # most tokens of prompt and answer together
+        ("vocab", "<u4"),
+        ("engine_pid", "<u4"),
+        ("unused", "V", LINE - 40),
+    ]
+)
+"""Written once by the engine's host before anything else runs."""
+
+REQUEST = np.dtype(
+    [
+        ("prompt_at", "<u4"),  # index of the first prompt token in the arena of the slot's worker
+        ("prompt_len", "<u4"),  # tokens, at least 1
+        ("max_tokens", "<u4"),  # tokens to generate, at least 1
+        ("flags", "<u4"),
+        ("temperature", "<f4"),  # 0 = greedy
+        ("priority", "<u4"),  # smaller is more urgent
+        ("seed", "<u8"),
+        ("unused", "V", LINE - 32),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes of a window. `slots` is a multiple of `workers`: worker w owns slots w*slots/workers and on."""
+
+    slots: int = 4096
+    workers: int = 1
+    arena: int = 1 << 20
+    outbox: int = 1 << 13
+    context: int = 2048
+    vocab: int = 0
+
+    @property
+    def nic_half(self) -> np.dtype:
+        """The half that only the NIC's side writes."""
+        return _paged(
+            [
+                ("header", HEADER),
+                ("stop", "<u4", LINE // 4),  # word 0: 1 asks the kernel to leave; written by the CPU side
+                ("doorbell", "<u4", self.slots),  # a slot's generation; 0 = never rung
+                ("cancel", "<u4", self.slots),  # the generation that is no longer wanted
+                ("consumed", "<u4", self.workers * LINE // 4),  # [w*16]: records taken, modulo 2**32
+                ("request", REQUEST, self.slots),
+                ("arena", "<u4", self.workers * self.arena),
+            ]
+        )
+
+    @property
+    def gpu_half(self) -> np.dtype:
+        """The half that only the GPU writes."""
+        return _paged(
+            [
+                ("heartbeat", "<u8", LINE // 8),  # beats, steps, STARTING/SERVING/STOPPED, running, waiting
+                ("state", "<u4", self.slots),
+                ("outbox", "<u8", self.workers * self.outbox),
+            ]
+        )
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole window."""
+        return self.nic_half.itemsize + self.gpu_half.itemsize
+
+
+class Record(NamedTuple):
+    """One outbox record."""
+
+    slot: int
+    kind: int
+    value: int
+
+
+def pack_record(index: int, outbox: int, slot: int, kind: int, value: int) -> int:
+    """The 64-bit record number `index` of an outbox ring of `outbox` records: tag 16, slot 16, kind 8, value 24."""
+    tag = (index // outbox + 1) & 0xFFFF
+    return tag << 48 | slot << 32 | kind << 24 | value
+
+
+def unpack_record(word: int, index: int, outbox: int) -> Record | None:
+    """Record number `index`, or None while the GPU has not written it yet."""
+    if word >> 48 != (index // outbox + 1) & 0xFFFF:
+        return None
+    return Record(word >> 32 & 0xFFFF, word >> 24 & 0xFF, word & 0xFFFFFF)
+
+
+def _paged(fields: list[tuple]) -> np.dtype:
+    """A structured dtype of `fields`, each at a multiple of LINE bytes, the whole a multiple of PAGE."""
+    names, formats, offsets, end = [], [], [], 0
+    for name, *form in fields:
+        dtype = np.dtype((form[0], form[1])) if len(form) == 2 else np.dtype(form[0])
+        names.append(name)
+        formats.append(dtype)
+        offsets.append(end)
+        end += -(-dtype.itemsize // LINE) * LINE
+    size = -(-end // PAGE) * PAGE
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size})
