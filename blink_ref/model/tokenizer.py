@@ -11,6 +11,9 @@ from blink_ref.errors import BlinkError
 from blink_ref.model.chat import MARK, ChatTemplate, quote
 from blink_ref.model.config import bos_and_eos, model_name, read_json
 
+# Characters whose UTF-8 holds every byte that UTF-8 can hold.
+EVERY_BYTE = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000, 0x1000)]))
+
 
 class Tokenizer:
     """The tokenizer of one model. Text goes in and comes out byte for byte; nothing is stripped.
@@ -35,6 +38,7 @@ class Tokenizer:
         names = _special_names(settings)
         self._template = _template(path, settings, names)
         self._bos = self._leading_bos(settings, names)
+        self._unknown_bytes = _unknown_bytes(self._plain)
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
@@ -51,7 +55,8 @@ class Tokenizer:
         ``allow_special`` says that whoever wrote the text may steer the model. The begin-of-text token
         is put first if the model's tokenizer wants that and the text does not begin with it.
 
-        Raises BlinkError: the text holds a lone surrogate, which has no bytes.
+        Raises BlinkError: the text holds a lone surrogate, which has no bytes, or a character that the
+        vocabulary lacks (the library would drop it silently).
         """
         ids = self._ids(self._control if allow_special else self._plain, text)
         return ids if ids[: len(self._bos)] == self._bos else self._bos + ids
@@ -89,12 +94,18 @@ class Tokenizer:
 
     def _ids(self, tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
         try:
-            text.encode()
+            raw = text.encode()
         except UnicodeEncodeError as error:
             raise BlinkError(
                 f"character {error.start} of the text is a lone surrogate, {text[error.start]!a}; "
                 "send valid Unicode"
             ) from None
+        if len(raw.translate(None, self._unknown_bytes)) < len(raw):
+            at = next(i for i, char in enumerate(text) if set(char.encode()) & set(self._unknown_bytes))
+            raise BlinkError(
+                f"character {at} of the text, {text[at]!a}, has no token in the vocabulary of {self.model}; "
+                "leave it out"
+            )
         return tokenizer.encode(text, add_special_tokens=False).ids
 
     def _leading_bos(self, settings: dict[str, Any], names: Mapping[str, str]) -> list[int]:
@@ -116,6 +127,16 @@ def _parse(file: Path) -> tokenizers.Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _unknown_bytes(tokenizer: tokenizers.Tokenizer) -> bytes:
+    """Bytes that a byte-level vocabulary has no token for. SmolLM2 lacks six control characters."""
+    if not isinstance(tokenizer.decoder, tokenizers.decoders.ByteLevel):
+        return b""
+    mapping = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    letters = "".join(piece for piece, _ in mapping.pre_tokenize_str(EVERY_BYTE))
+    letter_of = dict(zip(EVERY_BYTE.encode(), letters, strict=True))
+    return bytes(byte for byte, letter in letter_of.items() if tokenizer.token_to_id(letter) is None)
 
 
 def _special_names(settings: dict[str, Any]) -> dict[str, str]:
