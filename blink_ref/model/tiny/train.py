@@ -10,11 +10,11 @@ written as ChatML turns, so that a chat prompt is answered and the answer ends i
 
 import argparse
 import copy
-import itertools
 import json
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,12 @@ from torch import Tensor, nn
 
 END_OF_TEXT, IM_START, IM_END = SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
-GENERATION_CONFIG = {"bos_token_id": 0, "eos_token_id": [0, 2], "do_sample": True, "temperature": 0.8}
+GENERATION_CONFIG: dict[str, Any] = {
+    "bos_token_id": 0,
+    "eos_token_id": [0, 2],
+    "do_sample": True,
+    "temperature": 0.8,
+}
 TOKENIZER_CONFIG = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "bos_token": END_OF_TEXT,
@@ -152,9 +157,9 @@ def train(
     )
     device = training.device
     window = torch.arange(CONFIG["max_position_embeddings"] + 1, device=device)
-    best, kept = math.inf, model
+    best, kept, step = math.inf, model, 0
     start = time.monotonic()
-    for step in itertools.count():
+    while True:
         seconds = time.monotonic() - start
         progress = max(step / args.steps, seconds / args.seconds)
         if step % 250 == 0 or progress >= 1:
@@ -175,6 +180,7 @@ def train(
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
+        step += 1
 
 
 def arguments() -> argparse.Namespace:
@@ -183,7 +189,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("corpus", type=Path, help="text file that corpus.py wrote")
     parser.add_argument("out", type=Path, help="folder for the model; created if missing")
-    parser.add_argument("--steps", type=int, default=6000, help="optimizer steps (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=4400, help="optimizer steps (default %(default)s)")
     parser.add_argument(
         "--seconds",
         type=float,
