@@ -62,7 +62,7 @@ HEADER = np.dtype(
         ("context", "<u4"),  # most tokens of prompt and answer together
         ("vocab", "<u4"),
         ("engine_pid", "<u4"),
-        ("unused", "V", LINE - 40),
+        ("unused", "<u4", (LINE - 40) // 4),
     ]
 )
 """Written once by the engine's host before anything else runs."""
@@ -76,7 +76,7 @@ REQUEST = np.dtype(
         ("temperature", "<f4"),  # 0 = greedy
         ("priority", "<u4"),  # smaller is more urgent
         ("seed", "<u8"),
-        ("unused", "V", LINE - 32),
+        ("unused", "<u4", (LINE - 32) // 4),
     ]
 )
 
