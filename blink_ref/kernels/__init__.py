@@ -1,0 +1,1 @@
+"""The model's arithmetic. Each file reads specification (NumPy), device function, cost."""

@@ -24,9 +24,7 @@ def choose_target(wanted: str = "auto") -> str:
     if wanted not in ("auto", *TARGETS):
         raise BlinkError(f"target '{wanted}' is not known; choose one of auto, {', '.join(TARGETS)}")
     if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1" and wanted in ("auto", "cuda"):
-        print(
-            "NUMBA_ENABLE_CUDASIM=1: running on the 'python' target in the simulator's place", file=sys.stderr
-        )
+        print("NUMBA_ENABLE_CUDASIM=1: running on the 'python' target in the simulator's place", file=sys.stderr)
         return "python"
     if wanted in ("cpu", "python"):
         return wanted

@@ -32,9 +32,7 @@ def is_vector(t: Any) -> bool:
     return isinstance(t, types.Array) and t.ndim == 1 and t.layout == "C"
 
 
-def asm(
-    builder: ir.IRBuilder, returns: Any, text: str, constraints: str, args: Any, effects: bool = True
-) -> Any:
+def asm(builder: ir.IRBuilder, returns: Any, text: str, constraints: str, args: Any, effects: bool = True) -> Any:
     """A call of inline assembly. With `effects` it stays in place, and memory is taken as changed."""
     if effects and "~{memory}" not in constraints:
         constraints = ",".join(filter(None, [constraints, "~{memory}"]))
@@ -74,9 +72,7 @@ def _rank(typing_context, value, index):
         negative = builder.icmp_signed("<", bits, ir.Constant(I32, 0))
         bits = builder.select(negative, builder.not_(bits), builder.or_(bits, ir.Constant(I32, 0x80000000)))
         bits = builder.select(builder.fcmp_unordered("uno", number, number), ir.Constant(I32, 0), bits)
-        key = builder.sub(
-            builder.shl(builder.zext(bits, I64), ir.Constant(I64, 31)), ir.Constant(I64, 1 << 62)
-        )
+        key = builder.sub(builder.shl(builder.zext(bits, I64), ir.Constant(I64, 31)), ir.Constant(I64, 1 << 62))
         return builder.add(key, builder.sub(ir.Constant(I64, 0x7FFFFFFF), position))
 
     return types.int64(types.float32, types.int64), codegen

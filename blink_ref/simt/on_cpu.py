@@ -4,6 +4,7 @@ The inner loops are written as LLVM vectors with a fixed number of accumulators,
 in the same order whatever the machine's vector width; LLVM splits the vectors to fit.
 """
 
+import math
 import platform
 import threading
 import time
@@ -79,6 +80,32 @@ for _word in (words.barrier, words.warp_barrier):
 for _word in (words.lane_sum, words.lane_max, words.lane_any):
     overload(_word, target="cpu", strict=False)(lambda x: lambda x: x)
 overload(words.lane_broadcast, target="cpu", strict=False)(lambda x, source: lambda x, source: x)
+
+
+# --- plain loops, which LLVM vectorises as they stand
+
+
+@overload(words.exp, target="cpu", strict=False)
+def _(x):
+    return lambda x: words.f32(math.exp(x))
+
+
+@overload(words.block_copy, target="cpu", strict=False)
+def _(out, k, a, i, n):
+    def block_copy(out, k, a, i, n):
+        for c in range(n):
+            out[k + c] = a[i + c]
+
+    return block_copy
+
+
+@overload(words.block_scale, target="cpu", strict=False)
+def _(out, k, a, i, scale, gain, g, n):
+    def block_scale(out, k, a, i, scale, gain, g, n):
+        for c in range(n):
+            out[k + c] = a[i + c] * scale * gain[g + c]
+
+    return block_scale
 
 
 # --- ordered accesses
@@ -249,9 +276,7 @@ def _dot(typing_context, a, i, b, j, n):
         left = element_pointer(context, builder, a, args[0], at[0])
         right = element_pointer(context, builder, b, args[2], at[1])
         vector, narrow = ir.VectorType(F32, wide), ir.VectorType(F32, wide // 2)
-        sums = [
-            cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * wide)) for _ in range(accumulators)
-        ]
+        sums = [cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * wide)) for _ in range(accumulators)]
         rest = cgutils.alloca_once_value(builder, ir.Constant(narrow, [0.0] * (wide // 2)))
 
         def accumulate(k, total, lanes):

@@ -5,6 +5,7 @@ and calls it; device functions are lowered by numba-cuda, the words by the defin
 """
 
 import functools
+import math
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -51,7 +52,9 @@ def why_unavailable() -> str:
         return "no NVIDIA GPU or driver found"
     capability = cuda.get_current_device().compute_capability
     if tuple(capability) < OLDEST:
-        return f"the GPU has compute capability {capability[0]}.{capability[1]}, older than {OLDEST[0]}.{OLDEST[1]}"
+        return (
+            f"the GPU has compute capability {capability[0]}.{capability[1]}, older than {OLDEST[0]}.{OLDEST[1]}"
+        )
     return ""
 
 
@@ -85,7 +88,9 @@ def kernel(fn: DeviceFunction, lanes: int) -> Any:
     return run
 
 
-def start(fn: DeviceFunction, blocks: int, lanes: int, args: tuple[Any, ...], shared: int, stream: Any = 0) -> None:
+def start(
+    fn: DeviceFunction, blocks: int, lanes: int, args: tuple[Any, ...], shared: int, stream: Any = 0
+) -> None:
     """Launch `fn` on device arrays and return at once; `shared` is the arena in float32 a block.
 
     The launch is cooperative: it fails, instead of hanging, if the blocks cannot all be resident.
@@ -149,7 +154,10 @@ def compile_to_ptx(fn: DeviceFunction, argument_types: tuple[Any, ...], lanes: i
         kernel.cache_clear()
         _forget(fn)
         code, _ = cuda.compile_ptx(
-            kernel(fn, lanes).py_func, (grid, types.BaseTuple.from_types(argument_types)), cc=cc, launch_bounds=(lanes, 1)
+            kernel(fn, lanes).py_func,
+            (grid, types.BaseTuple.from_types(argument_types)),
+            cc=cc,
+            launch_bounds=(lanes, 1),
         )
     finally:
         cuda_dispatcher.get_current_device = current
@@ -235,9 +243,7 @@ _define_text(words.warp_barrier, ptx.WARP_BARRIER)
 
 @_define(words.clock_ns)
 def _(typing_context):
-    return types.int64(), lambda context, builder, signature, args: asm(
-        builder, I64, ptx.GLOBAL_TIMER, "=l", []
-    )
+    return types.int64(), lambda context, builder, signature, args: asm(builder, I64, ptx.GLOBAL_TIMER, "=l", [])
 
 
 def _sleep(ns):
@@ -426,6 +432,78 @@ def _(typing_context, a, i):
         return context.make_tuple(builder, result, values)
 
     return result(a, i), codegen
+
+
+def _four(a, i):
+    """Elements ``a[i:i+4]`` of float32 in a tuple, by one 16-byte load. A word of this file only."""
+    raise NotImplementedError("compiled code only")
+
+
+@_define(_four)
+def _(typing_context, a, i):
+    result = types.UniTuple(types.float32, 4)
+
+    def codegen(context, builder, signature, args):
+        index = index_argument(context, builder, signature, args, 1)
+        pointer = context.make_array(a)(context, builder, args[0]).data
+        return context.make_tuple(builder, result, _floats(builder, pointer, index))
+
+    return result(a, i), codegen
+
+
+def _store_four(a, i, values):
+    """``a[i:i+4] = values`` of float32, by one 16-byte store. A word of this file only."""
+    raise NotImplementedError("compiled code only")
+
+
+@_define(_store_four)
+def _(typing_context, a, i, values):
+    def codegen(context, builder, signature, args):
+        pointer = _access(context, builder, signature, args)
+        vector = ir.Constant(ir.VectorType(F32, 4), ir.Undefined)
+        for lane in range(4):
+            value = builder.extract_value(args[2], lane)
+            vector = builder.insert_element(vector, value, ir.Constant(I32, lane))
+        builder.store(vector, builder.bitcast(pointer, vector.type.as_pointer()), align=16)
+        return context.get_dummy_value()
+
+    return types.none(a, i, values), codegen
+
+
+@_python(words.exp)
+def _(x):
+    return lambda x: math.exp(x)
+
+
+@_python(words.block_copy)
+def _(out, k, a, i, n):
+    def block_copy(out, k, a, i, n):
+        step = i64(cuda.blockDim.x) * 4
+        c = i64(cuda.threadIdx.x) * 4
+        while c + 3 * step < n:  # four loads in flight: a store waits for its load, and the next load for it
+            a0, a1 = _four(a, i + c), _four(a, i + c + step)
+            a2, a3 = _four(a, i + c + 2 * step), _four(a, i + c + 3 * step)
+            _store_four(out, k + c, a0)
+            _store_four(out, k + c + step, a1)
+            _store_four(out, k + c + 2 * step, a2)
+            _store_four(out, k + c + 3 * step, a3)
+            c += 4 * step
+        while c < n:
+            _store_four(out, k + c, _four(a, i + c))
+            c += step
+
+    return block_copy
+
+
+@_python(words.block_scale)
+def _(out, k, a, i, scale, gain, g, n):
+    def block_scale(out, k, a, i, scale, gain, g, n):
+        for c in range(i64(cuda.threadIdx.x) * 4, n, i64(cuda.blockDim.x) * 4):
+            x, y = _four(a, i + c), _four(gain, g + c)
+            scaled = (x[0] * scale * y[0], x[1] * scale * y[1], x[2] * scale * y[2], x[3] * scale * y[3])
+            _store_four(out, k + c, scaled)
+
+    return block_scale
 
 
 @cuda.jit(device=True)

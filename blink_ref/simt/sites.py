@@ -23,9 +23,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-WORDS = frozenset(
-    {"barrier", "warp_barrier", "lane_sum", "lane_max", "lane_broadcast", "lane_any", "row_dot"}
-)
+WORDS = frozenset({"barrier", "warp_barrier", "lane_sum", "lane_max", "lane_broadcast", "lane_any", "row_dot"})
 """Vocabulary words that several lanes must reach together."""
 
 PAD = "_pad_"
@@ -38,9 +36,7 @@ class CopiedBarrier(TypeError):
 def calls_in_source(function: ast.FunctionDef, names: frozenset[str]) -> Counter[str]:
     """How often each of `names` is called in the text of a function."""
     calls = (node.func for node in ast.walk(function) if isinstance(node, ast.Call))
-    called = (
-        f.id if isinstance(f, ast.Name) else f.attr if isinstance(f, ast.Attribute) else "" for f in calls
-    )
+    called = (f.id if isinstance(f, ast.Name) else f.attr if isinstance(f, ast.Attribute) else "" for f in calls)
     return Counter(name for name in called if name in names)
 
 

@@ -207,6 +207,11 @@ def rank_index(key):
     return 0x7FFFFFFF - (int(key) & 0x7FFFFFFF)
 
 
+def exp(x):
+    """e**x in float32; 0 for -inf, inf where it overflows."""
+    return np.exp(np.float32(x))
+
+
 def clock_ns():
     """Nanoseconds of a clock that all blocks share; its zero is arbitrary."""
     return time.perf_counter_ns()
@@ -237,6 +242,19 @@ def row_dot(w, i, x, j, n):
     elif part.dtype == np.int16:
         part = part.view(np.float16).astype(np.float32)
     return lane_sum(np.dot(part, x[j + lane : j + n : width]))
+
+
+def block_copy(out, k, a, i, n):
+    """``out[k:k+n] = a[i:i+n]``, float32, by all lanes of the block; no barrier. All multiples of 4."""
+    thread, threads = me().thread, me().block.threads
+    out[k + thread : k + n : threads] = a[i + thread : i + n : threads]
+
+
+def block_scale(out, k, a, i, scale, gain, g, n):
+    """``out[k:k+n] = a[i:i+n] * scale * gain[g:g+n]``, as :func:`block_copy`."""
+    thread, threads = me().thread, me().block.threads
+    scaled = a[i + thread : i + n : threads] * scale
+    out[k + thread : k + n : threads] = scaled * gain[g + thread : g + n : threads]
 
 
 def row_mix(weight, i, n, rows, j, width, out, k):

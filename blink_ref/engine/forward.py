@@ -1,0 +1,33 @@
+"""One step through the model: the phases of a plan, and what orders them."""
+
+from ..kernels.attention import attend, project
+from ..kernels.embedding import embedding
+from ..kernels.linear import add_linear
+from ..kernels.logits import logits_and_draw
+from ..kernels.mlp import gate_up
+from ..kernels.tensors import DOWN, O
+from ..scheduler.state import ROWS, SAMPLES
+from ..simt import device, grid_barrier
+from ..simt.vocabulary import i64
+
+
+@device
+def forward(block, plan, model, cache, act):
+    """Compute the plan's rows and draw its samples. All lanes of all blocks, after a grid barrier; ends with one."""
+    rows, samples = i64(plan.count[ROWS]), i64(plan.count[SAMPLES])
+    hidden, ffn, heads = i64(model.hidden), i64(model.ffn), i64(model.heads) * i64(model.head_dim)
+    embedding(block, plan, rows, model, act.x)
+    grid_barrier(block)
+    for layer in range(model.layers):
+        project(block, plan, rows, layer, model, cache, act.x, act.q)
+        grid_barrier(block)
+        attend(block, plan, rows, layer, model, cache, act.q, act.attended)
+        grid_barrier(block)
+        add_linear(block, act.attended, rows, model.weights, model.matrix[layer, O], hidden, heads, act.x)
+        grid_barrier(block)
+        gate_up(block, rows, layer, model, act.x, act.gated)
+        grid_barrier(block)
+        add_linear(block, act.gated, rows, model.weights, model.matrix[layer, DOWN], hidden, ffn, act.x)
+        grid_barrier(block)
+    logits_and_draw(block, plan, samples, model, act.x, act.logits)
+    grid_barrier(block)

@@ -1,0 +1,81 @@
+"""Lays out everything the persistent kernel works on, as NumPy arrays in named tuples."""
+
+from typing import Any
+
+import numpy as np
+
+from ..kernels.tensors import Activations, Model
+from ..kvcache import pages
+from ..model.config import ModelConfig, rope_table
+from ..model.weights import Weights
+from ..ring.device import Window
+from ..ring.layout import Layout
+from ..scheduler import state
+from ..simt import aligned
+from .settings import Settings
+
+
+def window_layout(config: ModelConfig, settings: Settings) -> Layout:
+    """The window for a model: arena for the prompts of a full batch, but at most a million tokens."""
+    arena = min(1 << 20, settings.slots * settings.context)
+    return Layout(slots=settings.slots, arena=arena, context=settings.context, vocab=config.vocab)
+
+
+def device_window(nic: Any, gpu: Any, layout: Layout) -> Window:
+    """The kernel's view of the window's two halves, given as NumPy records."""
+    fields = {name: nic[name] for name in ("stop", "doorbell", "cancel", "consumed", "request", "arena")}
+    fields |= {name: gpu[name] for name in ("heartbeat", "state", "outbox")}
+    workers = layout.workers
+    return Window(
+        **fields,
+        written=np.zeros(workers, np.int64),
+        room=np.zeros(workers, np.int64),
+        workers=workers,
+        outbox_size=layout.outbox,
+        arena_size=layout.arena,
+    )
+
+
+def device_model(config: ModelConfig, weights: Weights, context: int) -> Model:
+    """The model as the kernels see it; the weights are not copied."""
+    norm = aligned(weights.norm.size, np.float32)
+    norm[:] = weights.norm.reshape(-1)
+    return Model(
+        weights=weights.flat,
+        matrix=weights.matrix,
+        norm=norm,
+        rope=rope_table(config, context),
+        eos=np.array(config.eos_ids, np.int32),
+        embed=weights.embed,
+        head=weights.head,
+        layers=config.layers,
+        hidden=config.hidden,
+        ffn=config.ffn,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        vocab=config.vocab,
+        eps=np.float32(config.rms_eps),
+    )
+
+
+def activations(config: ModelConfig, rows: int, samples: int) -> Activations:
+    """Buffers for steps of up to `rows` rows and `samples` samples, poisoned with NaN."""
+    heads = config.heads * config.head_dim
+    widths = (config.hidden, heads, heads, config.ffn)
+    buffers = [aligned(rows * width, np.float32) for width in widths]
+    buffers.append(aligned(samples * config.vocab, np.float32))
+    for buffer in buffers:
+        buffer.fill(np.nan)
+    return Activations(*buffers)
+
+
+def arguments(config: ModelConfig, weights: Weights, settings: Settings, window: Window) -> tuple[Any, ...]:
+    """Everything that ``serve(block, ...)`` takes between its block and its bounds, in order."""
+    s = settings
+    slots, queue, plan = state.allocate(s.slots, s.rows, s.running)
+    cache = pages.allocate(
+        config.layers, config.kv_heads, config.head_dim, s.slots, s.context, s.pages, s.page_size
+    )
+    model = device_model(config, weights, s.context)
+    return window, slots, queue, plan, cache, model, activations(config, s.rows, s.running), s.context

@@ -1,0 +1,72 @@
+"""The sizes an engine runs with, chosen from the model and the machine."""
+
+import os
+from dataclasses import dataclass
+
+from ..errors import BlinkError
+from ..kernels import attention
+from ..kernels.staging import SCRATCH
+from ..kvcache.pages import pages_spec
+from ..model.config import ModelConfig
+from ..simt.on_python import WARP_WIDTH
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Launch shape and sizes of one engine."""
+
+    target: str
+    blocks: int
+    lanes: int
+    """threads in a block; 1 on the CPU"""
+    shared: int
+    """floats of arena in a block"""
+    rows: int = 32
+    """most rows in a step: the token budget of chunked prefill"""
+    running: int = 32
+    """most requests in the batch"""
+    slots: int = 4096
+    context: int = 2048
+    """most positions of one request"""
+    page_size: int = 16
+    pages: int = 1024
+
+
+def choose(config: ModelConfig, target: str, sms: int = 0, cache_bytes: int = 0) -> Settings:
+    """Settings for a model on a target of this machine.
+
+    `sms` is the number of blocks (0 = all SMs, or all cores); `cache_bytes` bounds the KV cache
+    (0 = 1 GiB on the CPU, a third of the free memory on a GPU). Raises BlinkError where the model cannot fit.
+    """
+    context = min(config.context, 8192)
+    width = max(config.hidden, config.ffn, config.heads * config.head_dim)
+    if target == "cuda":
+        from ..simt import on_cuda
+
+        machine = on_cuda.limits()
+        blocks, lanes, rows, running = sms or machine.sms, 512, 64, 64
+        shared = machine.shared_bytes // 4 - 256
+        cache_bytes = cache_bytes or machine.free_bytes // 3
+        if blocks > machine.sms:
+            raise BlinkError(f"--sms {sms} asks for more blocks than this GPU's {machine.sms} SMs; give at most that")
+        warps = lanes // 32
+    else:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        on_python = target == "python"
+        blocks, lanes, rows, running = sms or (2 if on_python else cores), 4 if on_python else 1, 32, 32
+        shared, cache_bytes = SCRATCH + rows * width, cache_bytes or GIB
+        warps = -(-lanes // WARP_WIDTH) if on_python else 1
+    page_size = 16
+    needed = max(SCRATCH + width, attention.arena(config.head_dim, page_size, warps))
+    if shared < needed:
+        raise BlinkError(
+            f"model '{config.name}' needs {4 * needed} bytes of shared memory a block for a row of {width}; "
+            f"this GPU gives {4 * shared}; choose a smaller model"
+        )
+    page_bytes = 8 * config.layers * config.kv_heads * config.head_dim * page_size
+    most = running * pages_spec(context, page_size)
+    pages = max(pages_spec(context, page_size), min(most, cache_bytes // page_bytes))
+    slots = 64 if target == "python" else 4096
+    return Settings(target, blocks, lanes, shared, rows, running, slots, context, page_size, pages)

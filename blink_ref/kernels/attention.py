@@ -1,0 +1,215 @@
+"""Attention over the paged KV cache, with grouped-query heads.
+
+Two phases: :func:`project` makes a row's queries, keys and values, and writes keys and values into the
+row's page (PagedAttention: Kwon et al., 2023); :func:`attend` reads the pages back for each (row,
+head), a page a warp at a time with a running maximum (FlashAttention: Dao et al., 2022), and combines
+the warps in order. Prefill rows and decode rows are the same to both: a row sees the positions up to
+its own.
+"""
+
+import math
+
+import numpy as np
+
+from ..simt import device, first_of_share, grid_warp, grid_warps
+from ..simt.vocabulary import (
+    barrier,
+    block_copy,
+    block_threads,
+    dot,
+    exp,
+    f32,
+    i64,
+    lane_id,
+    lane_max,
+    lane_sum,
+    row_dot,
+    row_mix,
+    thread_id,
+    warp_barrier,
+    warp_id,
+    warp_width,
+    warps,
+)
+from .rmsnorm import rmsnorm
+from .rope import rotate
+from .staging import SCRATCH, rows_at_once
+from .tensors import K, Q, V
+
+NOTHING = f32(-np.inf)
+"""The maximum over no scores."""
+
+
+def spec(q: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """One row's heads q [H, d] over its positions' keys and values [n, K, d] -> [H, d], float32."""
+    groups = q.shape[0] // keys.shape[1]
+    keys, values = keys.repeat(groups, 1), values.repeat(groups, 1)
+    scores = np.einsum("hd,nhd->hn", q, keys) / np.sqrt(np.float32(q.shape[1]))
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.einsum("hn,nhd->hd", weights / weights.sum(-1, keepdims=True), values)
+
+
+@device
+def page_start(cache, model, layer, page, kv_head):
+    """Where (layer, page, kv head)'s [P, d] block of keys, or of values, begins."""
+    block_of_page = (i64(layer) * i64(cache.pages) + i64(page)) * i64(model.kv_heads) + i64(kv_head)
+    return block_of_page * i64(cache.page_size) * i64(model.head_dim)
+
+
+@device
+def project(block, plan, rows, layer, model, cache, x, q):
+    """Queries of norm(x), rotated, into `q`; keys, rotated, and values into the rows' pages.
+
+    A warp makes elements i and i + d/2 of a head, which rotate together. All blocks call it. It
+    begins and ends without a grid barrier.
+    """
+    width, d, heads, kv_heads = i64(model.hidden), i64(model.head_dim), i64(model.heads), i64(model.kv_heads)
+    weights, half = model.weights, d // 2
+    pairs = (heads + 2 * kv_heads) * half
+    tile = rows_at_once(block, width)
+    warp, all_warps = grid_warp(block), grid_warps(block)
+    first, end = first_of_share(pairs, warp, all_warps), first_of_share(pairs, warp + 1, all_warps)
+    for t0 in range(0, rows, tile):
+        n = min(tile, rows - t0)
+        for t in range(n):
+            rmsnorm(block, x, (t0 + t) * width, model.norm, 2 * layer * width, width, model.eps, t)
+        barrier()
+        for pair in range(first, end):
+            head, i = pair // half, pair % half
+            if head < heads:
+                at = model.matrix[layer, Q] + (head * d + i) * width
+            elif head < heads + kv_heads:
+                at = model.matrix[layer, K] + ((head - heads) * d + i) * width
+            else:
+                at = model.matrix[layer, V] + ((head - heads - kv_heads) * d + i) * width
+            for t in range(n):
+                staged = SCRATCH + t * width
+                a = row_dot(weights, at, block.shared, staged, width)
+                b = row_dot(weights, at + half * width, block.shared, staged, width)
+                if lane_id() == 0:
+                    put_pair(plan, t0 + t, layer, head, i, a, b, model, cache, q)
+
+
+@device
+def put_pair(plan, row, layer, head, i, a, b, model, cache, q):
+    """One lane: rotate elements i and i + d/2 of a head where they are of a query or a key, and store them."""
+    d, heads, kv_heads = i64(model.head_dim), i64(model.heads), i64(model.kv_heads)
+    half, position = d // 2, i64(plan.position[row])
+    if head < heads + kv_heads:
+        a, b = rotate(a, b, model.rope[position, i], model.rope[position, half + i])
+    if head < heads:
+        at = (row * heads + head) * d + i
+        q[at] = a
+        q[at + half] = b
+    else:
+        page = cache.table[plan.slot[row], position // cache.page_size]
+        inside = position % cache.page_size * d + i
+        if head < heads + kv_heads:
+            at = page_start(cache, model, layer, page, head - heads) + inside
+            cache.keys[at] = a
+            cache.keys[at + half] = b
+        else:
+            at = page_start(cache, model, layer, page, head - heads - kv_heads) + inside
+            cache.values[at] = a
+            cache.values[at + half] = b
+
+
+@device
+def attend(block, plan, rows, layer, model, cache, q, attended):
+    """``attended[t, h]`` = softmax(q k / sqrt(d)) v over positions up to the row's own, for each (row, head).
+
+    Blocks share out the (row, head) items. All blocks call it, after a grid barrier behind
+    :func:`project`; it ends without one. The arena holds the scratch, the query, and for each warp
+    a page's scores and the head's sum so far; then the warps' maxima and totals.
+    """
+    d, heads = i64(model.head_dim), i64(model.heads)
+    group = heads // i64(model.kv_heads)
+    shared, size = block.shared, i64(cache.page_size)
+    query = i64(SCRATCH)
+    sums = query + d
+    maxima = sums + d * warps()
+    totals = maxima + warps()
+    scores = totals + warps() + (-2 * warps()) % 4
+    for item in range(block.id, rows * heads, block.blocks):
+        row, head = item // heads, item % heads
+        slot, length = plan.slot[row], i64(plan.position[row]) + 1
+        barrier()  # the item before is finished with the arena
+        block_copy(shared, query, q, item * d, d)
+        for i in range(thread_id(), d * warps(), block_threads()):
+            shared[sums + i] = f32(0.0)
+        barrier()
+        maximum, total = NOTHING, f32(0.0)
+        for n_page in range(warp_id(), (length + size - 1) // size, warps()):
+            at = page_start(cache, model, layer, cache.table[slot, n_page], head // group)
+            n = min(size, length - n_page * size)
+            maximum, total = attend_page(
+                shared,
+                query,
+                scores + size * warp_id(),
+                sums + d * warp_id(),
+                d,
+                n,
+                cache,
+                at,
+                maximum,
+                total,
+            )
+        if lane_id() == 0:
+            shared[maxima + warp_id()] = maximum
+            shared[totals + warp_id()] = total
+        barrier()
+        combine(shared, sums, maxima, totals, d, attended, item * d)
+
+
+@device
+def attend_page(shared, query, scores, sums, d, n, cache, at, maximum, total):
+    """One warp takes n positions of a page into its running softmax: returns the new maximum and total.
+
+    ``shared[sums:sums+d]`` is the sum of values weighted by exp(score - maximum), rescaled as the
+    maximum grows.
+    """
+    scale = f32(1.0) / f32(math.sqrt(f32(d)))
+    highest = NOTHING
+    for j in range(lane_id(), n, warp_width()):
+        score = dot(shared, query, cache.keys, at + j * d, d) * scale
+        shared[scores + j] = score
+        highest = max(highest, score)
+    highest = max(maximum, lane_max(highest))
+    shrink = exp(maximum - highest)
+    part = f32(0.0)
+    for j in range(lane_id(), n, warp_width()):
+        weight = exp(shared[scores + j] - highest)
+        shared[scores + j] = weight
+        part += weight
+    for i in range(lane_id(), d, warp_width()):
+        shared[sums + i] *= shrink
+    warp_barrier()
+    row_mix(shared, scores, n, cache.values, at, d, shared, sums)
+    warp_barrier()
+    return highest, total * shrink + lane_sum(part)
+
+
+@device
+def combine(shared, sums, maxima, totals, d, attended, at):
+    """All lanes: bring the warps' sums to one maximum, add them in order, divide by the total."""
+    highest = NOTHING
+    for w in range(warps()):
+        highest = max(highest, shared[maxima + w])
+    total = f32(0.0)
+    for w in range(warps()):
+        total += shared[totals + w] * exp(shared[maxima + w] - highest)
+    for i in range(thread_id(), d, block_threads()):
+        value = f32(0.0)
+        for w in range(warps()):
+            value += shared[sums + w * d + i] * exp(shared[maxima + w] - highest)
+        attended[at + i] = value / total
+
+
+def arena(head_dim: int, page_size: int, warps_in_block: int) -> int:
+    """Floats of arena that :func:`attend` needs."""
+    return SCRATCH + head_dim + warps_in_block * (head_dim + page_size + 2) + 4
+
+
+def cost(rows: int, positions: int, heads: int, kv_heads: int, head_dim: int) -> tuple[int, int]:
+    """(bytes, FLOPs) of :func:`attend` for rows that each see `positions`: float32 keys and values once."""
+    return 8 * rows * positions * kv_heads * head_dim, 4 * rows * positions * heads * head_dim

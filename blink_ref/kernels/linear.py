@@ -1,0 +1,43 @@
+"""Linear layer: y = x W^T, and the two places where it adds its result to the residual stream.
+
+Warps share out the rows of W, so each weight is read once a tile of activations; the activations lie
+in the arena. One warp makes one number with :func:`row_dot`, whose order of additions does not depend
+on the batch, so that a row's result does not either.
+"""
+
+import numpy as np
+
+from ..simt import device, first_of_share, grid_warp, grid_warps
+from ..simt.vocabulary import barrier, block_copy, lane_id, row_dot
+from .staging import SCRATCH, rows_at_once
+
+
+def spec(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """x [T, in], w [out, in] -> [T, out], float32."""
+    return x @ w.T
+
+
+@device
+def add_linear(block, x, rows, weights, at, outs, ins, residual):
+    """``residual[t, :outs] += x[t, :ins] @ W.T`` for `rows` rows; W [outs, ins] begins at ``weights[at]``.
+
+    All blocks call it. It begins and ends without a grid barrier.
+    """
+    tile = rows_at_once(block, ins)
+    warp, all_warps = grid_warp(block), grid_warps(block)
+    first, end = first_of_share(outs, warp, all_warps), first_of_share(outs, warp + 1, all_warps)
+    for t0 in range(0, rows, tile):
+        n = min(tile, rows - t0)
+        barrier()  # nobody reads the rows staged before
+        block_copy(block.shared, SCRATCH, x, t0 * ins, n * ins)
+        barrier()
+        for r in range(first, end):
+            for t in range(n):
+                y = row_dot(weights, at + r * ins, block.shared, SCRATCH + t * ins, ins)
+                if lane_id() == 0:
+                    residual[(t0 + t) * outs + r] += y
+
+
+def cost(rows: int, outs: int, ins: int) -> tuple[int, int]:
+    """(bytes, FLOPs): 16-bit weights once, activations read, results read and written."""
+    return 2 * outs * ins + 4 * rows * (ins + 2 * outs), 2 * rows * outs * ins

@@ -1,0 +1,51 @@
+"""Logits of the rows that want a sample, and the draw: the last norm, the output matrix, and a maximum."""
+
+import numpy as np
+
+from ..simt import device, first_of_share, grid_warp, grid_warps
+from ..simt.vocabulary import atomic_max, barrier, i64, lane_id, rank, row_dot
+from .rmsnorm import rmsnorm
+from .sampling import score
+from .staging import SCRATCH, rows_at_once
+
+LOWEST = i64(-(2**63))
+"""Below every :func:`rank` key."""
+
+
+def spec(x: np.ndarray, head: np.ndarray) -> np.ndarray:
+    """x [S, D] normalised, head [vocab, D] -> [S, vocab], float32."""
+    return x @ head.T
+
+
+@device
+def logits_and_draw(block, plan, samples, model, x, logits):
+    """``logits[s]`` of row ``plan.sample_row[s]``, and in ``plan.best[s]`` the rank key of the token drawn.
+
+    Warps share out the vocabulary; each brings its best to ``plan.best``, where a maximum of keys is the
+    same in any order. All blocks call it. It begins and ends without a grid barrier.
+    """
+    width, vocab, weights = i64(model.hidden), i64(model.vocab), model.weights
+    gain = 2 * i64(model.layers) * width
+    tile = rows_at_once(block, width)
+    warp, all_warps = grid_warp(block), grid_warps(block)
+    first, end = first_of_share(vocab, warp, all_warps), first_of_share(vocab, warp + 1, all_warps)
+    for s0 in range(0, samples, tile):
+        n = min(tile, samples - s0)
+        for s in range(n):
+            rmsnorm(block, x, i64(plan.sample_row[s0 + s]) * width, model.norm, gain, width, model.eps, s)
+        barrier()
+        for s in range(n):
+            temperature, seed, position = plan.temperature[s0 + s], plan.seed[s0 + s], plan.draw[s0 + s]
+            best = LOWEST
+            for token in range(first, end):
+                y = row_dot(weights, i64(model.head) + token * width, block.shared, SCRATCH + s * width, width)
+                if lane_id() == 0:
+                    logits[(s0 + s) * vocab + token] = y
+                    best = max(best, rank(score(y, temperature, seed, position, token), token))
+            if lane_id() == 0 and best > LOWEST:
+                atomic_max(plan.best, s0 + s, best)
+
+
+def cost(samples: int, hidden: int, vocab: int) -> tuple[int, int]:
+    """(bytes, FLOPs): the 16-bit output matrix once, logits written."""
+    return 2 * vocab * hidden + 4 * samples * (hidden + vocab), 2 * samples * vocab * hidden

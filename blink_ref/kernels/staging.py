@@ -1,0 +1,42 @@
+"""How a block uses its arena: a little scratch for reductions, then rows of activations staged for its warps."""
+
+from ..simt import device
+from ..simt.vocabulary import f32, i64, lane_id, row_dot, warp_id, warps
+
+SCRATCH = 64
+"""Floats at the arena's start for reductions within the block: at least the warps of a block."""
+
+
+@device
+def rows_at_once(block, width):
+    """How many rows of `width` floats the arena holds beside the scratch."""
+    return (i64(block.shared.shape[0]) - SCRATCH) // i64(width)
+
+
+@device
+def partial_square(x, at, width):
+    """This warp's share of the sum of squares of ``x[at:at+width]``; all its lanes get it.
+
+    The warps share the row in runs of a multiple of 8, so the order depends on `width` and the
+    number of warps only.
+    """
+    run = (width + 8 * warps() - 1) // (8 * warps()) * 8
+    first = min(width, run * i64(warp_id()))
+    n = min(width, first + run) - first
+    return row_dot(x, at + first, x, at + first, n)
+
+
+@device
+def add_up(block):
+    """The sum of the first `warps` floats of the scratch, in order. A barrier stands before."""
+    total = f32(0.0)
+    for w in range(warps()):
+        total += block.shared[w]
+    return total
+
+
+@device
+def put_partial(block, value):
+    """Leave a warp's value in the scratch, for :func:`add_up` after a barrier."""
+    if lane_id() == 0:
+        block.shared[warp_id()] = value
