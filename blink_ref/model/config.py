@@ -144,9 +144,7 @@ def bos_and_eos(path: Path) -> tuple[int | None, tuple[int, ...]]:
     return (bos[0] if bos else None), ids("eos_token_id", 2)
 
 
-def _positive(
-    raw: dict[str, Any], key: str, where: Path | str, kind: type, default: float | None = None
-) -> Any:
+def _positive(raw: dict[str, Any], key: str, where: Path | str, kind: type, default: float | None = None) -> Any:
     value = raw.get(key)
     if value is None:
         value = default
@@ -195,9 +193,7 @@ def _rope_frequencies(config: ModelConfig) -> np.ndarray:
         return frequency
     kind = scaling.get("rope_type")
     if kind not in ("linear", "llama3"):
-        raise BlinkError(
-            f"{config.name}: rope_type {kind!r} is not served; only default, linear and llama3 are"
-        )
+        raise BlinkError(f"{config.name}: rope_type {kind!r} is not served; only default, linear and llama3 are")
 
     def number(key: str, default: float | None = None) -> float:
         return _positive(scaling, key, config.name, float, default)
@@ -223,8 +219,7 @@ def _refuse_contradictions(config: ModelConfig, raw: dict[str, Any], file: Path)
         )
     if config.heads % config.kv_heads:
         raise BlinkError(
-            f"{file}: num_attention_heads {config.heads} is no multiple of "
-            f"num_key_value_heads {config.kv_heads}"
+            f"{file}: num_attention_heads {config.heads} is no multiple of num_key_value_heads {config.kv_heads}"
         )
     if config.head_dim % 2:
         raise BlinkError(f"{file}: head_dim is {config.head_dim}; RoPE needs an even one")

@@ -57,10 +57,7 @@ class Reference:
         self.config = config
         self.norm = weights.norm
         self.layers = [
-            [
-                weights.dense(int(start), *shape)
-                for start, shape in zip(row, layer_shapes(config), strict=True)
-            ]
+            [weights.dense(int(start), *shape) for start, shape in zip(row, layer_shapes(config), strict=True)]
             for row in weights.matrix
         ]
         self.embed = weights.dense(weights.embed, config.vocab, config.hidden)

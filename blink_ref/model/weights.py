@@ -74,9 +74,7 @@ class Weights:
         return cls(flat, *_by_layer(offsets, config, norm))
 
     @classmethod
-    def random(
-        cls, config: ModelConfig, seed: int = 0, dtype: str = "bfloat16", scale: float = 0.02
-    ) -> "Weights":
+    def random(cls, config: ModelConfig, seed: int = 0, dtype: str = "bfloat16", scale: float = 0.02) -> "Weights":
         """Matrices drawn from a normal of deviation ``scale``, norms around 1; same seed, same bits."""
         draw = np.random.default_rng(seed)
         shapes = [shape for _, shape in _matrices(config)]
@@ -135,9 +133,7 @@ def _open(path: Path) -> dict[str, Tensor]:
             "model as safetensors"
         )
     shard_of = read_json(index).get("weight_map")
-    if not isinstance(shard_of, dict) or not all(
-        Path(str(shard)).name == shard for shard in shard_of.values()
-    ):
+    if not isinstance(shard_of, dict) or not all(Path(str(shard)).name == shard for shard in shard_of.values()):
         raise BlinkError(f"{index}: weight_map must name, for each tensor, a file beside it; fetch it again")
     shards = {shard: open_safetensors(path / shard) for shard in sorted(set(shard_of.values()))}
     return {name: shards[shard][name] for name, shard in shard_of.items() if name in shards[shard]}
@@ -150,9 +146,7 @@ def _find(tensors: dict[str, Tensor], path: Path, name: str, shape: tuple[int, .
     if tensor.shape != shape:
         raise BlinkError(f"{path}: tensor {name} has shape {tensor.shape}; config.json asks for {shape}")
     if tensor.dtype not in STORED:
-        raise BlinkError(
-            f"{path}: tensor {name} is stored as {tensor.dtype}; only {', '.join(STORED)} are served"
-        )
+        raise BlinkError(f"{path}: tensor {name} is stored as {tensor.dtype}; only {', '.join(STORED)} are served")
     return tensor
 
 
