@@ -1,0 +1,160 @@
+"""A test double of the engine: the same command line and the same side of the window, and no model.
+
+It "generates" by saying the prompt again, round and round, or by a script of token ids. The environment
+variable FAKE_ENGINE holds a JSON object of the fields of :class:`Script`.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from blink_ref.errors import BlinkError
+from blink_ref.model.config import ModelConfig
+from blink_ref.ring import layout as ring
+from blink_ref.ring.layout import Layout, pack_record
+from blink_ref.ring.window import Window
+
+
+@dataclass
+class Script:
+    """What a fake engine does; sizes are those of its window, times are seconds."""
+
+    delay: float = 0.0  # a step
+    startup: float = 0.0
+    slots: int = 64
+    arena: int = 4096
+    outbox: int = 256
+    answer: list[int] = field(default_factory=list)  # token ids to say in a cycle instead of the prompt
+    refuse: int = 0  # the reason with which to end every request at once
+    error: str = ""  # to print instead of serving
+    noise: str = ""  # to print before the ready line
+    stubborn: bool = False  # ignores the stop word, SIGTERM and the end of its standard input
+
+
+@dataclass
+class Row:
+    """A request that runs."""
+
+    prompt: list[int]
+    max_tokens: int
+    ignore_eos: bool
+    sent: int = 0
+    reason: int = 0
+
+
+class FakeGpu:
+    """The GPU's side of a window, one worker, in plain Python."""
+
+    def __init__(self, window: Window, script: Script, eos_ids: tuple[int, ...] = ()) -> None:
+        self.window, self.script, self.eos_ids = window, script, eos_ids
+        self.size = window.layout.outbox
+        self.index = int(window.nic["consumed"][0])
+        self.taken = window.nic["doorbell"].copy()
+        self.rows: dict[int, Row] = {}
+
+    def step(self) -> None:
+        """Take what has rung, and write one record for each running request that finds room."""
+        doorbell, heartbeat = self.window.nic["doorbell"], self.window.gpu["heartbeat"]
+        for slot in map(int, (doorbell != self.taken).nonzero()[0]):
+            assert slot not in self.rows, f"slot {slot} was rung again before its END"
+            self.taken[slot] = doorbell[slot]
+            self.rows[slot] = self._take(slot)
+        for slot, row in list(self.rows.items()):
+            if self.window.nic["cancel"][slot] == self.taken[slot]:
+                row.reason = ring.CANCEL
+            if row.reason == 0:
+                self._say(slot, row)
+            if row.reason and self._put(slot, ring.END, row.reason):
+                del self.rows[slot]
+        heartbeat[0] += 1
+        heartbeat[1] += bool(self.rows)
+        heartbeat[3] = len(self.rows)
+
+    def serve(self, stop: threading.Event) -> None:
+        """Step until ``stop`` is set or the window's stop word is."""
+        self.window.gpu["heartbeat"][2] = ring.SERVING
+        while not (stop.is_set() or (self.window.nic["stop"][0] and not self.script.stubborn)):
+            self.step()
+            time.sleep(self.script.delay if self.rows else 0.0005)
+        for slot in self.rows:
+            self._put(slot, ring.END, ring.SHUTDOWN)
+        self.window.gpu["heartbeat"][2] = ring.STOPPED
+
+    def _take(self, slot: int) -> Row:
+        request, arena = self.window.nic["request"][slot], self.window.nic["arena"]
+        at, length = int(request["prompt_at"]), int(request["prompt_len"])
+        ignore_eos = bool(request["flags"] & ring.IGNORE_EOS)
+        prompt = arena[at : at + length].tolist()
+        return Row(prompt, int(request["max_tokens"]), ignore_eos, reason=self.script.refuse)
+
+    def _say(self, slot: int, row: Row) -> None:
+        words = self.script.answer or row.prompt
+        token = words[row.sent % len(words)]
+        if not self._put(slot, ring.TOKEN, token):
+            return
+        row.sent += 1
+        if token in self.eos_ids and not row.ignore_eos:
+            row.reason = ring.STOP
+        elif row.sent == row.max_tokens:
+            row.reason = ring.LENGTH
+
+    def _put(self, slot: int, kind: int, value: int) -> bool:
+        unread = (self.index - int(self.window.nic["consumed"][0])) & 0xFFFFFFFF
+        assert unread <= self.size
+        if unread == self.size:
+            return False
+        self.window.gpu["outbox"][self.index % self.size] = pack_record(self.index, self.size, slot, kind, value)
+        self.index = (self.index + 1) & 0xFFFFFFFF
+        return True
+
+
+def main() -> int:
+    """The engine's command."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--target", choices=["auto", "cuda", "cpu", "python"], required=True)
+    parser.add_argument("--sms", type=int, required=True)
+    args = parser.parse_args()
+    script = Script(**json.loads(os.environ.get("FAKE_ENGINE", "{}")))
+    stop = threading.Event()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if script.stubborn else lambda *_: stop.set())
+    if not script.stubborn:
+        threading.Thread(target=lambda: (sys.stdin.buffer.read(), stop.set()), daemon=True).start()
+    if stop.wait(script.startup):
+        return 0
+    if script.error:
+        print(json.dumps({"error": script.error}))
+        return 1
+    config = ModelConfig.load(args.model)
+    sizes = {"slots": script.slots, "arena": script.arena, "outbox": script.outbox}
+    try:
+        window = Window.create(Layout(context=config.context, vocab=config.vocab, **sizes))
+    except BlinkError as error:
+        print(json.dumps({"error": str(error)}))
+        return 1
+    ready = {
+        "window": str(window.path),
+        "target": "python" if args.target == "auto" else args.target,
+        "pid": os.getpid(),
+        "bytes_per_token": 1000,
+        "bandwidth": 1e6,
+        "blocks": args.sms or 1,
+        "context": config.context,
+    }
+    window.gpu["heartbeat"][2] = ring.SERVING
+    print(script.noise + json.dumps(ready), flush=True)
+    FakeGpu(window, script, config.eos_ids).serve(stop)
+    window.unlink()
+    window.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
