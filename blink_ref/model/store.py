@@ -63,9 +63,9 @@ def resolve(name: str, progress: bool = True) -> Path:
             raise BlinkError(f"{TINY} is missing from the installed package; install blink-ref again")
         return TINY
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return path
-    if path.exists():
+    if path.is_file():
         raise BlinkError(f"{name} is a file; pass the directory that holds it")
     if HUB_NAME.fullmatch(name):
         return _from_hub(name, progress)
