@@ -103,9 +103,15 @@ def save_safetensors(file: Path, tensors: Mapping[str, np.ndarray]) -> None:
 def to_bf16(values: np.ndarray) -> np.ndarray:
     """float32 to the bits of bfloat16 (uint16, same shape), to nearest, ties to even; NaN stays NaN."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    # The carry would turn a NaN whose payload is all ones into -0 or inf.
-    return np.where(np.isnan(values), (bits >> 16) | 0x40, rounded).astype(np.uint16)
+    rounded = (bits >> 16) & 1
+    rounded += 0x7FFF
+    rounded += bits
+    rounded >>= 16
+    out = rounded.astype(np.uint16)
+    # The carry would turn a NaN whose payload is all ones into -0.
+    nan = np.isnan(values)
+    out[nan] = (bits[nan] >> 16) | 0x40
+    return out
 
 
 def from_bf16(bits: np.ndarray) -> np.ndarray:

@@ -80,7 +80,8 @@ class Weights:
         shapes = [shape for _, shape in _matrices(config)]
         flat, offsets = _allocate([rows * cols for rows, cols in shapes], STORED_AS[dtype])
         for start, (rows, cols) in zip(offsets, shapes, strict=True):
-            values = draw.standard_normal(rows * cols, np.float32) * np.float32(scale)
+            values = draw.standard_normal(rows * cols, np.float32)
+            values *= scale
             flat[start : start + rows * cols] = from_float32(values, flat.dtype)
         norm = draw.uniform(0.5, 1.5, (2 * config.layers + 1, config.hidden)).astype(np.float32)
         return cls(flat, *_by_layer(offsets, config, norm))
