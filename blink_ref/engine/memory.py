@@ -31,7 +31,7 @@ def device_window(nic: Any, gpu: Any, layout: Layout) -> Window:
         written=np.zeros(workers, np.int64),
         room=np.zeros(workers, np.int64),
         workers=workers,
-        outbox_size=layout.outbox,
+        outbox_bits=layout.outbox.bit_length() - 1,
         arena_size=layout.arena,
     )
 

@@ -50,7 +50,9 @@ def choose(config: ModelConfig, target: str, sms: int = 0, cache_bytes: int = 0)
         shared = machine.shared_bytes // 4 - 256
         cache_bytes = cache_bytes or machine.free_bytes // 3
         if blocks > machine.sms:
-            raise BlinkError(f"--sms {sms} asks for more blocks than this GPU's {machine.sms} SMs; give at most that")
+            raise BlinkError(
+                f"--sms {sms} asks for more blocks than this GPU's {machine.sms} SMs; give at most that"
+            )
         warps = lanes // 32
     else:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -16,6 +16,7 @@ from ..simt.vocabulary import (
     barrier,
     block_copy,
     block_threads,
+    divide,
     dot,
     exp,
     f32,
@@ -23,6 +24,7 @@ from ..simt.vocabulary import (
     lane_id,
     lane_max,
     lane_sum,
+    opaque,
     row_dot,
     row_mix,
     thread_id,
@@ -63,19 +65,21 @@ def project(block, plan, rows, layer, model, cache, x, q):
     A warp makes elements i and i + d/2 of a head, which rotate together. All blocks call it. It
     begins and ends without a grid barrier.
     """
-    width, d, heads, kv_heads = i64(model.hidden), i64(model.head_dim), i64(model.heads), i64(model.kv_heads)
-    weights, half = model.weights, d // 2
+    width, d = opaque(i64(model.hidden)), opaque(i64(model.head_dim))
+    heads, kv_heads = opaque(i64(model.heads)), opaque(i64(model.kv_heads))
+    weights, half = model.weights, d >> 1
     pairs = (heads + 2 * kv_heads) * half
     tile = rows_at_once(block, width)
     warp, all_warps = grid_warp(block), grid_warps(block)
     first, end = first_of_share(pairs, warp, all_warps), first_of_share(pairs, warp + 1, all_warps)
-    for t0 in range(0, rows, tile):
+    t0 = i64(0)
+    while t0 < rows:
         n = min(tile, rows - t0)
         for t in range(n):
             rmsnorm(block, x, (t0 + t) * width, model.norm, 2 * layer * width, width, model.eps, t)
         barrier()
         for pair in range(first, end):
-            head, i = pair // half, pair % half
+            head, i = divide(pair, half)
             if head < heads:
                 at = model.matrix[layer, Q] + (head * d + i) * width
             elif head < heads + kv_heads:
@@ -88,13 +92,14 @@ def project(block, plan, rows, layer, model, cache, x, q):
                 b = row_dot(weights, at + half * width, block.shared, staged, width)
                 if lane_id() == 0:
                     put_pair(plan, t0 + t, layer, head, i, a, b, model, cache, q)
+        t0 += tile
 
 
 @device
 def put_pair(plan, row, layer, head, i, a, b, model, cache, q):
     """One lane: rotate elements i and i + d/2 of a head where they are of a query or a key, and store them."""
     d, heads, kv_heads = i64(model.head_dim), i64(model.heads), i64(model.kv_heads)
-    half, position = d // 2, i64(plan.position[row])
+    half, position = d >> 1, i64(plan.position[row])
     if head < heads + kv_heads:
         a, b = rotate(a, b, model.rope[position, i], model.rope[position, half + i])
     if head < heads:
@@ -102,8 +107,8 @@ def put_pair(plan, row, layer, head, i, a, b, model, cache, q):
         q[at] = a
         q[at + half] = b
     else:
-        page = cache.table[plan.slot[row], position // cache.page_size]
-        inside = position % cache.page_size * d + i
+        n_page, inside = divide(position, i64(cache.page_size))
+        page, inside = cache.table[plan.slot[row], n_page], inside * d + i
         if head < heads + kv_heads:
             at = page_start(cache, model, layer, page, head - heads) + inside
             cache.keys[at] = a
@@ -122,25 +127,32 @@ def attend(block, plan, rows, layer, model, cache, q, attended):
     :func:`project`; it ends without one. The arena holds the scratch, the query, and for each warp
     a page's scores and the head's sum so far; then the warps' maxima and totals.
     """
-    d, heads = i64(model.head_dim), i64(model.heads)
-    group = heads // i64(model.kv_heads)
+    d, heads = opaque(i64(model.head_dim)), opaque(i64(model.heads))
+    group, _ = divide(heads, i64(model.kv_heads))
     shared, size = block.shared, i64(cache.page_size)
     query = i64(SCRATCH)
     sums = query + d
     maxima = sums + d * warps()
     totals = maxima + warps()
-    scores = totals + warps() + (-2 * warps()) % 4
-    for item in range(block.id, rows * heads, block.blocks):
-        row, head = item // heads, item % heads
+    scores = totals + warps() + ((-2 * i64(warps())) & 3)
+    item = i64(block.id)
+    while item < rows * heads:
+        row, head = divide(item, heads)
+        kv_head, _ = divide(head, group)
         slot, length = plan.slot[row], i64(plan.position[row]) + 1
         barrier()  # the item before is finished with the arena
         block_copy(shared, query, q, item * d, d)
-        for i in range(thread_id(), d * warps(), block_threads()):
+        end = d * warps()
+        i = i64(thread_id())
+        while i < end:
             shared[sums + i] = f32(0.0)
+            i += block_threads()
         barrier()
         maximum, total = NOTHING, f32(0.0)
-        for n_page in range(warp_id(), (length + size - 1) // size, warps()):
-            at = page_start(cache, model, layer, cache.table[slot, n_page], head // group)
+        end = divide(length + size - 1, size)[0]
+        n_page = i64(warp_id())
+        while n_page < end:
+            at = page_start(cache, model, layer, cache.table[slot, n_page], kv_head)
             n = min(size, length - n_page * size)
             maximum, total = attend_page(
                 shared,
@@ -154,11 +166,13 @@ def attend(block, plan, rows, layer, model, cache, q, attended):
                 maximum,
                 total,
             )
+            n_page += warps()
         if lane_id() == 0:
             shared[maxima + warp_id()] = maximum
             shared[totals + warp_id()] = total
         barrier()
         combine(shared, sums, maxima, totals, d, attended, item * d)
+        item += block.blocks
 
 
 @device
@@ -170,19 +184,25 @@ def attend_page(shared, query, scores, sums, d, n, cache, at, maximum, total):
     """
     scale = f32(1.0) / f32(math.sqrt(f32(d)))
     highest = NOTHING
-    for j in range(lane_id(), n, warp_width()):
+    j = i64(lane_id())
+    while j < n:
         score = dot(shared, query, cache.keys, at + j * d, d) * scale
         shared[scores + j] = score
         highest = max(highest, score)
+        j += warp_width()
     highest = max(maximum, lane_max(highest))
     shrink = exp(maximum - highest)
     part = f32(0.0)
-    for j in range(lane_id(), n, warp_width()):
+    j = i64(lane_id())
+    while j < n:
         weight = exp(shared[scores + j] - highest)
         shared[scores + j] = weight
         part += weight
-    for i in range(lane_id(), d, warp_width()):
+        j += warp_width()
+    i = i64(lane_id())
+    while i < d:
         shared[sums + i] *= shrink
+        i += warp_width()
     warp_barrier()
     row_mix(shared, scores, n, cache.values, at, d, shared, sums)
     warp_barrier()
@@ -198,11 +218,13 @@ def combine(shared, sums, maxima, totals, d, attended, at):
     total = f32(0.0)
     for w in range(warps()):
         total += shared[totals + w] * exp(shared[maxima + w] - highest)
-    for i in range(thread_id(), d, block_threads()):
+    i = i64(thread_id())
+    while i < d:
         value = f32(0.0)
         for w in range(warps()):
             value += shared[sums + w * d + i] * exp(shared[maxima + w] - highest)
         attended[at + i] = value / total
+        i += block_threads()
 
 
 def arena(head_dim: int, page_size: int, warps_in_block: int) -> int:

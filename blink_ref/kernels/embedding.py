@@ -16,10 +16,14 @@ def embedding(block, plan, rows, model, x):
     """Fill `x` for the rows of the plan; blocks share out the rows. No barrier."""
     width = i64(model.hidden)
     weights = model.weights
-    for t in range(block.id, rows, block.blocks):
+    t = i64(block.id)
+    while t < rows:
         at = i64(model.embed) + i64(plan.token[t]) * width
-        for i in range(thread_id(), width, block_threads()):
+        i = i64(thread_id())
+        while i < width:
             x[t * width + i] = widen(weights[at + i])
+            i += block_threads()
+        t += block.blocks
 
 
 def cost(rows: int, hidden: int) -> tuple[int, int]:

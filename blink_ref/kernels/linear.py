@@ -8,7 +8,7 @@ on the batch, so that a row's result does not either.
 import numpy as np
 
 from ..simt import device, first_of_share, grid_warp, grid_warps
-from ..simt.vocabulary import barrier, block_copy, lane_id, row_dot
+from ..simt.vocabulary import barrier, block_copy, i64, lane_id, opaque, row_dot
 from .staging import SCRATCH, rows_at_once
 
 
@@ -23,10 +23,12 @@ def add_linear(block, x, rows, weights, at, outs, ins, residual):
 
     All blocks call it. It begins and ends without a grid barrier.
     """
+    outs, ins = opaque(outs), opaque(ins)
     tile = rows_at_once(block, ins)
     warp, all_warps = grid_warp(block), grid_warps(block)
     first, end = first_of_share(outs, warp, all_warps), first_of_share(outs, warp + 1, all_warps)
-    for t0 in range(0, rows, tile):
+    t0 = i64(0)
+    while t0 < rows:
         n = min(tile, rows - t0)
         barrier()  # nobody reads the rows staged before
         block_copy(block.shared, SCRATCH, x, t0 * ins, n * ins)
@@ -36,6 +38,7 @@ def add_linear(block, x, rows, weights, at, outs, ins, residual):
                 y = row_dot(weights, at + r * ins, block.shared, SCRATCH + t * ins, ins)
                 if lane_id() == 0:
                     residual[(t0 + t) * outs + r] += y
+        t0 += tile
 
 
 def cost(rows: int, outs: int, ins: int) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..simt import device, first_of_share, grid_warp, grid_warps
-from ..simt.vocabulary import atomic_max, barrier, i64, lane_id, rank, row_dot
+from ..simt.vocabulary import atomic_max, barrier, i64, lane_id, opaque, rank, row_dot
 from .rmsnorm import rmsnorm
 from .sampling import score
 from .staging import SCRATCH, rows_at_once
@@ -24,12 +24,13 @@ def logits_and_draw(block, plan, samples, model, x, logits):
     Warps share out the vocabulary; each brings its best to ``plan.best``, where a maximum of keys is the
     same in any order. All blocks call it. It begins and ends without a grid barrier.
     """
-    width, vocab, weights = i64(model.hidden), i64(model.vocab), model.weights
+    width, vocab, weights = opaque(i64(model.hidden)), opaque(i64(model.vocab)), model.weights
     gain = 2 * i64(model.layers) * width
     tile = rows_at_once(block, width)
     warp, all_warps = grid_warp(block), grid_warps(block)
     first, end = first_of_share(vocab, warp, all_warps), first_of_share(vocab, warp + 1, all_warps)
-    for s0 in range(0, samples, tile):
+    s0 = i64(0)
+    while s0 < samples:
         n = min(tile, samples - s0)
         for s in range(n):
             rmsnorm(block, x, i64(plan.sample_row[s0 + s]) * width, model.norm, gain, width, model.eps, s)
@@ -44,6 +45,7 @@ def logits_and_draw(block, plan, samples, model, x, logits):
                     best = max(best, rank(score(y, temperature, seed, position, token), token))
             if lane_id() == 0 and best > LOWEST:
                 atomic_max(plan.best, s0 + s, best)
+        s0 += tile
 
 
 def cost(samples: int, hidden: int, vocab: int) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..simt import device, first_of_share, grid_warp, grid_warps
-from ..simt.vocabulary import barrier, exp, f32, i64, lane_id, row_dot
+from ..simt.vocabulary import barrier, exp, f32, i64, lane_id, opaque, row_dot
 from .rmsnorm import rmsnorm
 from .staging import SCRATCH, rows_at_once
 from .tensors import GATE, UP
@@ -28,12 +28,13 @@ def gate_up(block, rows, layer, model, x, gated):
 
     All blocks call it. It begins and ends without a grid barrier.
     """
-    width, ffn, weights = i64(model.hidden), i64(model.ffn), model.weights
+    width, ffn, weights = opaque(i64(model.hidden)), opaque(i64(model.ffn)), model.weights
     gate, up = model.matrix[layer, GATE], model.matrix[layer, UP]
     tile = rows_at_once(block, width)
     warp, all_warps = grid_warp(block), grid_warps(block)
     first, end = first_of_share(ffn, warp, all_warps), first_of_share(ffn, warp + 1, all_warps)
-    for t0 in range(0, rows, tile):
+    t0 = i64(0)
+    while t0 < rows:
         n = min(tile, rows - t0)
         for t in range(n):
             rmsnorm(block, x, (t0 + t) * width, model.norm, (2 * layer + 1) * width, width, model.eps, t)
@@ -45,6 +46,7 @@ def gate_up(block, rows, layer, model, x, gated):
                 u = row_dot(weights, up + r * width, block.shared, staged, width)
                 if lane_id() == 0:
                     gated[(t0 + t) * ffn + r] = silu(g) * u
+        t0 += tile
 
 
 def cost(rows: int, hidden: int, ffn: int) -> tuple[int, int]:

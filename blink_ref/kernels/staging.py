@@ -1,7 +1,7 @@
 """How a block uses its arena: a little scratch for reductions, then rows of activations staged for its warps."""
 
 from ..simt import device
-from ..simt.vocabulary import f32, i64, lane_id, row_dot, warp_id, warps
+from ..simt.vocabulary import divide, f32, i64, lane_id, row_dot, warp_id, warps
 
 SCRATCH = 64
 """Floats at the arena's start for reductions within the block: at least the warps of a block."""
@@ -10,7 +10,7 @@ SCRATCH = 64
 @device
 def rows_at_once(block, width):
     """How many rows of `width` floats the arena holds beside the scratch."""
-    return (i64(block.shared.shape[0]) - SCRATCH) // i64(width)
+    return divide(i64(block.shared.shape[0]) - SCRATCH, i64(width))[0]
 
 
 @device
@@ -20,7 +20,7 @@ def partial_square(x, at, width):
     The warps share the row in runs of a multiple of 8, so the order depends on `width` and the
     number of warps only.
     """
-    run = (width + 8 * warps() - 1) // (8 * warps()) * 8
+    run = divide(width + 8 * warps() - 1, 8 * i64(warps()))[0] * 8
     first = min(width, run * i64(warp_id()))
     n = min(width, first + run) - first
     return row_dot(x, at + first, x, at + first, n)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..simt import device
-from ..simt.vocabulary import block_threads, i32, i64, thread_id
+from ..simt.vocabulary import block_threads, divide, i32, i64, thread_id
 
 FREE = 0
 """Index in :attr:`Cache.count`: how many pages are on the free stack."""
@@ -52,7 +52,7 @@ def pages_spec(positions: int, page_size: int) -> int:
 @device
 def pages_for(positions, page_size):
     """Pages that hold `positions` positions. One lane."""
-    return (i64(positions) + i64(page_size) - 1) // i64(page_size)
+    return divide(i64(positions) + i64(page_size) - 1, i64(page_size))[0]
 
 
 @device
@@ -62,8 +62,10 @@ def take_pages(cache, slot, n):
     The caller has seen that n are free; it lowers the count itself, after the second barrier.
     """
     top = i64(cache.count[FREE])
-    for i in range(thread_id(), n, block_threads()):
+    i = i64(thread_id())
+    while i < n:
         cache.table[slot, i] = cache.free[top - 1 - i]
+        i += block_threads()
 
 
 @device

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from ..simt import device
-from ..simt.vocabulary import SYSTEM, i64, load_acquire, store_release, u32, u64
+from ..simt.vocabulary import SYSTEM, divide, i64, load_acquire, store_release, u32, u64
 from .layout import LINE
 
 WORDS_IN_LINE = LINE // 4
@@ -26,8 +26,8 @@ class Window(NamedTuple):
     room: Any
     """int64 [workers], in the GPU's own memory: records that still fit, as of this step's plan"""
     workers: int
-    outbox_size: int
-    """records in one worker's ring, a power of two"""
+    outbox_bits: int
+    """log2 of the records in one worker's ring"""
     arena_size: int
     """tokens in one worker's arena"""
 
@@ -35,7 +35,7 @@ class Window(NamedTuple):
 @device
 def worker_of(window, slot):
     """The NIC worker that owns a slot."""
-    return i64(slot) * i64(window.workers) // i64(window.doorbell.shape[0])
+    return divide(i64(slot) * i64(window.workers), i64(window.doorbell.shape[0]))[0]
 
 
 @device
@@ -43,14 +43,14 @@ def outbox_room(window, worker):
     """Records that fit into a worker's outbox now. One lane."""
     consumed = load_acquire(window.consumed, worker * WORDS_IN_LINE, SYSTEM)
     unread = i64(u32(u64(window.written[worker]) & u64(0xFFFFFFFF)) - consumed) & i64(0xFFFFFFFF)
-    return i64(window.outbox_size) - unread
+    return (i64(1) << i64(window.outbox_bits)) - unread
 
 
 @device
 def write_record(window, worker, index, slot, kind, value):
-    """Write record number `index` of a worker's outbox: one 8-byte store, whole when its tag is right. One lane."""
-    size = i64(window.outbox_size)
-    tag = (index // size + 1) & i64(0xFFFF)
+    """Write record number `index` of a worker's outbox: one 8-byte store, whole once its tag is right. One lane."""
+    size = i64(1) << i64(window.outbox_bits)
+    tag = ((index >> i64(window.outbox_bits)) + 1) & i64(0xFFFF)
     word = (tag << i64(48)) | (i64(slot) << i64(32)) | (i64(kind) << i64(24)) | i64(value)
     store_release(window.outbox, worker * size + (index & (size - 1)), u64(word), SYSTEM)
 

@@ -83,7 +83,10 @@ REQUEST = np.dtype(
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of a window. `slots` is a multiple of `workers`: worker w owns slots w*slots/workers and on."""
+    """Sizes of a window. Worker w owns slots w*slots/workers and on.
+
+    Raises ValueError unless `slots` and `outbox` are powers of two, and `workers` divides `slots`.
+    """
 
     slots: int = 4096
     workers: int = 1
@@ -91,6 +94,13 @@ class Layout:
     outbox: int = 1 << 13
     context: int = 2048
     vocab: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("slots", "outbox"):
+            if (n := getattr(self, name)) < 1 or n & (n - 1):
+                raise ValueError(f"{name} is a power of two, not {n}")
+        if self.slots % self.workers:
+            raise ValueError(f"{self.workers} workers cannot share {self.slots} slots evenly")
 
     @property
     def nic_half(self) -> np.dtype:
@@ -133,7 +143,7 @@ class Record(NamedTuple):
 
 
 def pack_record(index: int, outbox: int, slot: int, kind: int, value: int) -> int:
-    """The 64-bit record number `index` of an outbox ring of `outbox` records: tag 16, slot 16, kind 8, value 24."""
+    """The 64-bit record number `index` of a ring of `outbox` records: tag 16, slot 16, kind 8, value 24."""
     tag = (index // outbox + 1) & 0xFFFF
     return tag << 48 | slot << 32 | kind << 24 | value
 

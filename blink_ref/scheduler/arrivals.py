@@ -29,7 +29,8 @@ def scan_spec(doorbell: list[int], taken: list[int]) -> list[int]:
 def scan(window, slots, queue):
     """Put every slot whose doorbell has changed at the end of the waiting ring. All lanes of one block."""
     n, step = i64(window.doorbell.shape[0]), block_threads()
-    for first in range(thread_id(), n, AT_ONCE * step):
+    first = i64(thread_id())
+    while first < n:
         s1, s2, s3 = min(first + step, n - 1), min(first + 2 * step, n - 1), min(first + 3 * step, n - 1)
         d0 = load_relaxed(window.doorbell, first, SYSTEM)
         d1 = load_relaxed(window.doorbell, s1, SYSTEM)
@@ -42,6 +43,7 @@ def scan(window, slots, queue):
             take_if_rung(window, slots, queue, s2, d2)
         if first + 3 * step < n:
             take_if_rung(window, slots, queue, s3, d3)
+        first += AT_ONCE * step
 
 
 @device
@@ -56,7 +58,7 @@ def take_if_rung(window, slots, queue, slot, rung):
         slots.state[slot] = i32(READY)
         window.state[slot] = u32(READY)
         place = atomic_add(queue.count, WAITING_TAIL, i64(1))
-        queue.waiting[place % i64(queue.waiting.shape[0])] = i32(slot)
+        queue.waiting[place & (i64(queue.waiting.shape[0]) - 1)] = i32(slot)
 
 
 @device
@@ -79,7 +81,7 @@ def cancelled(window, slots, slot):
 @device
 def waiting_at(queue, place):
     """The slot at a place of the waiting ring. One lane."""
-    return i64(queue.waiting[place % i64(queue.waiting.shape[0])])
+    return i64(queue.waiting[place & (i64(queue.waiting.shape[0]) - 1)])
 
 
 @device

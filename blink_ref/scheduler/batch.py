@@ -86,7 +86,8 @@ def fill_rows(window, slots, queue, plan, chunk, vocab):
     """
     slot, row, first = i64(queue.chunk_slot[chunk]), i64(queue.chunk_row[chunk]), i64(queue.chunk_first[chunk])
     prompt_at, prompt_len = i64(slots.prompt_at[slot]), i64(slots.prompt_len[slot])
-    for n in range(thread_id(), queue.chunk_rows[chunk], block_threads()):
+    n = i64(thread_id())
+    while n < queue.chunk_rows[chunk]:
         position = first + n
         token = i64(slots.last[slot])
         if position < prompt_len:
@@ -96,3 +97,4 @@ def fill_rows(window, slots, queue, plan, chunk, vocab):
         plan.slot[row + n] = i32(slot)
         plan.position[row + n] = i32(position)
         plan.token[row + n] = i32(token)
+        n += block_threads()

@@ -43,7 +43,7 @@ def schedule(block, window, slots, queue, plan, cache, model, context, patience)
 @device
 def what_now(window, slots, queue, plan, cache, turns, patience):
     """RUN, LEAVE, IDLE, or -1 to look again; beats the heart. One lane."""
-    if turns % 64 == 0:
+    if turns & 63 == 0:
         beat(window, BEATS, window.heartbeat[BEATS] + 1)
         beat(window, RUN_COUNT, queue.count[RUNNING])
         beat(window, WAIT_COUNT, queue.count[WAITING_TAIL] - queue.count[WAITING_HEAD])

@@ -1,7 +1,7 @@
 """The grid barrier, and how the blocks of a grid share out work: device code on top of the words."""
 
 from .device import device
-from .vocabulary import atomic_add, barrier, i32, i64, load_acquire, relax, thread_id, u32, warp_id, warps
+from .vocabulary import atomic_add, barrier, divide, i32, i64, load_acquire, relax, thread_id, u32, warp_id, warps
 
 
 @device
@@ -26,8 +26,12 @@ def grid_barrier(block):
 
 @device
 def first_of_share(n, part, parts):
-    """Where share `part` of n items begins, when they are dealt in runs to `parts`; share p ends where p + 1 begins."""
-    return i64(part) * i64(n) // i64(parts)
+    """Where run `part` begins when n items are dealt to `parts` in runs; it ends where run part + 1 begins.
+
+    Runs differ in length by one at most, the longer ones first.
+    """
+    length, longer = divide(i64(n), i64(parts))
+    return part * length + min(part, longer)
 
 
 @device

@@ -37,7 +37,8 @@ def asm(builder: ir.IRBuilder, returns: Any, text: str, constraints: str, args: 
     if effects and "~{memory}" not in constraints:
         constraints = ",".join(filter(None, [constraints, "~{memory}"]))
     kind = ir.FunctionType(returns, [a.type for a in args])
-    return builder.call(ir.InlineAsm(kind, text, constraints, effects), args)
+    quoted = text.replace('"', "\\22")  # llvmlite writes the text as it is
+    return builder.call(ir.InlineAsm(kind, quoted, constraints, effects), args)
 
 
 def _bf16(typing_context, bits):
@@ -86,10 +87,22 @@ def _rank_index(typing_context, key):
     return types.int64(types.int64), codegen
 
 
+def _divide(typing_context, a, b):
+    result = types.UniTuple(types.int64, 2)
+
+    def codegen(context, builder, signature, args):
+        x, y = (builder.trunc(n, I32) for n in args)
+        both = (builder.udiv(x, y), builder.urem(x, y))
+        return context.make_tuple(builder, result, [builder.zext(n, I64) for n in both])
+
+    return result(types.int64, types.int64), codegen
+
+
 COMMON: dict[Callable[..., Any], Definition] = {
     words.bf16: _bf16,
     words.fp16: _fp16,
     words.widen: _widen,
+    words.divide: _divide,
     words.rank: _rank,
     words.rank_index: _rank_index,
 }

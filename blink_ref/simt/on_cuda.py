@@ -37,7 +37,7 @@ from .lowering import (
     is_vector,
     register,
 )
-from .vocabulary import FULL_WARP, Block, f32, i64, lane_sum, u32
+from .vocabulary import FULL_WARP, Block, block_threads, f32, i64, lane_id, lane_sum, opaque, thread_id, u32
 
 OLDEST = (7, 5)
 """The oldest compute capability served: Turing, the T4 of free notebooks."""
@@ -204,12 +204,22 @@ def _python(word: Any) -> Any:
 for _word, _definition in COMMON.items():
     _define(_word)(_definition)
 
-_python(words.thread_id)(lambda: lambda: i64(cuda.threadIdx.x))
-_python(words.block_threads)(lambda: lambda: i64(cuda.blockDim.x))
+
+def _define_id(word: Any, text: str) -> None:
+    @_define(word)
+    def _(typing_context):
+        def codegen(context, builder, signature, args):
+            return builder.zext(asm(builder, I32, text, "=r", []), I64)
+
+        return types.int64(), codegen
+
+
+_define_id(words.thread_id, ptx.THREAD)
+_define_id(words.block_threads, ptx.THREADS)
 _python(words.warp_width)(lambda: lambda: 32)
-_python(words.lane_id)(lambda: lambda: i64(cuda.threadIdx.x & 31))
-_python(words.warp_id)(lambda: lambda: i64(cuda.threadIdx.x >> 5))
-_python(words.warps)(lambda: lambda: i64(cuda.blockDim.x >> 5))
+_python(words.lane_id)(lambda: lambda: thread_id() & 31)
+_python(words.warp_id)(lambda: lambda: thread_id() >> 5)
+_python(words.warps)(lambda: lambda: block_threads() >> 5)
 
 
 def _arena():
@@ -239,6 +249,14 @@ def _define_text(word: Any, text: str) -> None:
 
 _define_text(words.barrier, ptx.BARRIER)
 _define_text(words.warp_barrier, ptx.WARP_BARRIER)
+
+
+def _keep_rolled():
+    """At a loop's head: do not unroll it. A word of this file only."""
+    raise NotImplementedError("compiled code only")
+
+
+_define_text(_keep_rolled, ptx.NO_UNROLL)
 
 
 @_define(words.clock_ns)
@@ -470,6 +488,14 @@ def _(typing_context, a, i, values):
     return types.none(a, i, values), codegen
 
 
+@_define(words.opaque)
+def _(typing_context, x):
+    def codegen(context, builder, signature, args):
+        return asm(builder, I64, ptx.COPY, "=l,l", args)
+
+    return types.int64(types.int64), codegen
+
+
 @_python(words.exp)
 def _(x):
     return lambda x: math.exp(x)
@@ -478,8 +504,8 @@ def _(x):
 @_python(words.block_copy)
 def _(out, k, a, i, n):
     def block_copy(out, k, a, i, n):
-        step = i64(cuda.blockDim.x) * 4
-        c = i64(cuda.threadIdx.x) * 4
+        step = block_threads() * 4
+        c = thread_id() * 4
         while c + 3 * step < n:  # four loads in flight: a store waits for its load, and the next load for it
             a0, a1 = _four(a, i + c), _four(a, i + c + step)
             a2, a3 = _four(a, i + c + 2 * step), _four(a, i + c + 3 * step)
@@ -498,10 +524,12 @@ def _(out, k, a, i, n):
 @_python(words.block_scale)
 def _(out, k, a, i, scale, gain, g, n):
     def block_scale(out, k, a, i, scale, gain, g, n):
-        for c in range(i64(cuda.threadIdx.x) * 4, n, i64(cuda.blockDim.x) * 4):
+        c = thread_id() * 4
+        while c < n:
             x, y = _four(a, i + c), _four(gain, g + c)
             scaled = (x[0] * scale * y[0], x[1] * scale * y[1], x[2] * scale * y[2], x[3] * scale * y[3])
             _store_four(out, k + c, scaled)
+            c += block_threads() * 4
 
     return block_scale
 
@@ -514,8 +542,16 @@ def _dot8(a, b):
 
 @_python(words.row_dot)
 def _(w, i, x, j, n):
-    def row_dot(w, i, x, j, n):
-        lane8 = i64(cuda.threadIdx.x & 31) * 8
+    def of_floats(w, i, x, j, n):
+        s = f32(0.0)
+        k = lane_id() * 8
+        while k < n:
+            s += _dot8(_eight(w, i + k), _eight(x, j + k))
+            k = opaque(k + 256)
+        return lane_sum(s)
+
+    def of_halves(w, i, x, j, n):
+        lane8 = lane_id() * 8
         i += lane8
         j += lane8
         s, t = f32(0.0), f32(0.0)
@@ -536,15 +572,17 @@ def _(w, i, x, j, n):
             k += 256
         return lane_sum(s + t)
 
-    return row_dot
+    return of_floats if w.dtype == types.float32 else of_halves
 
 
 @_python(words.dot)
 def _(a, i, b, j, n):
     def dot(a, i, b, j, n):
-        s = f32(0.0)
-        for k in range(0, n, 8):
+        s, k = f32(0.0), i64(0)
+        while k < n:
+            _keep_rolled()
             s += _dot8(_eight(a, i + k), _eight(b, j + k))
+            k = opaque(k + 8)
         return s
 
     return dot
@@ -553,10 +591,12 @@ def _(a, i, b, j, n):
 @_python(words.row_mix)
 def _(weight, i, n, rows, j, width, out, k):
     def row_mix(weight, i, n, rows, j, width, out, k):
-        for c in range(i64(cuda.threadIdx.x & 31), width, 32):
+        c = lane_id()
+        while c < width:
             s = out[k + c]
             for p in range(n):
                 s += weight[i + p] * rows[j + p * width + c]
             out[k + c] = s
+            c += 32
 
     return row_mix

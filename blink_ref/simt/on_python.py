@@ -16,12 +16,61 @@ class Abandoned(Exception):
     """Raised in the other lanes when one lane of the grid has failed."""
 
 
+class Divergence(Exception):
+    """A lane ended while others of its block still wait for it at a barrier."""
+
+
+class Rendezvous:
+    """A barrier for n threads: the last to come opens the gate of each that waits.
+
+    ``threading.Barrier`` would do, at three times the cost: a warp meets thousands of times a token.
+    """
+
+    def __init__(self, n):
+        self.n, self.lock, self.gates, self.broken, self.gone = n, threading.Lock(), [], False, 0
+
+    def wait(self):
+        """Wait for the other n - 1; raises Abandoned if one of them failed, Divergence if one has ended."""
+        with self.lock:
+            if self.gone:
+                raise Divergence(
+                    "a lane waits at a barrier that another lane of its block has passed by and ended"
+                )
+            if len(self.gates) == self.n - 1:
+                gates, self.gates, mine = self.gates, [], None
+            else:
+                mine = threading.Lock()
+                mine.acquire()
+                self.gates.append(mine)
+        if mine is None:
+            for gate in gates:
+                gate.release()
+        else:
+            mine.acquire()
+        if self.broken:
+            raise Abandoned
+
+    def leave(self):
+        """A lane has ended and will not come again; says whether others wait for it in vain."""
+        with self.lock:
+            self.gone += 1
+            return bool(self.gates)
+
+    def abort(self):
+        """Let all who wait, and all who come, go with an exception."""
+        with self.lock:
+            self.broken = True
+            for gate in self.gates:
+                gate.release()
+            self.gates = []
+
+
 class Warp:
     """Up to `WARP_WIDTH` lanes of one block."""
 
     def __init__(self, index, width):
         self.index, self.width = index, width
-        self.barrier = threading.Barrier(width)
+        self.barrier = Rendezvous(width)
         # Two sets of boxes used in turn: a lane can only reach exchange n + 2 after all have passed
         # the barrier of n + 1, hence after all have read the boxes of n. One wait does for both.
         self._boxes = [[None] * width, [None] * width]
@@ -42,7 +91,7 @@ class PythonBlock:
 
     def __init__(self, threads, python_grid):
         self.threads, self.python_grid = threads, python_grid
-        self.barrier = threading.Barrier(threads)
+        self.barrier = Rendezvous(threads)
         widths = [min(WARP_WIDTH, threads - first) for first in range(0, threads, WARP_WIDTH)]
         self.warps = [Warp(index, width) for index, width in enumerate(widths)]
 
@@ -98,9 +147,10 @@ def _run_lane(lane, fn, block, args):
     try:
         with np.errstate(all="ignore"):  # device arithmetic overflows to inf without a word, as on a GPU
             fn(block, *args)
-    except (Abandoned, threading.BrokenBarrierError):
-        if grid.failure is None:
-            grid.fail(RuntimeError("a lane left a barrier that the others still wait at"))
+        if lane.block.barrier.leave() or lane.warp.barrier.leave():
+            raise Divergence(f"lane {lane.thread} ended while others of its block wait for it at a barrier")
+    except Abandoned:
+        pass  # the lane that failed says why
     except BaseException as exception:  # handed to the launcher, which raises it
         grid.fail(exception)
 

@@ -20,6 +20,17 @@ GLOBAL_TIMER = "mov.u64 $0, %globaltimer;"
 # Lets the scheduler run other warps; between 0 and twice the given nanoseconds.
 NANOSLEEP = "nanosleep.u32 $0;"
 
+# This thread's number in its block, and the block's number of threads. Read anew at each use: kept, all that
+# follows from them would be computed at the kernel's start, and hold registers throughout.
+THREAD = "mov.u32 $0, %tid.x;"
+THREADS = "mov.u32 $0, %ntid.x;"
+
+# A 64-bit copy that the compiler has to make where it stands.
+COPY = "mov.b64 $0, $1;"
+
+# At the head of a loop: ptxas leaves it as it is, where unrolled it would want too many registers.
+NO_UNROLL = '.pragma "nounroll";'
+
 # 16 bytes of weights that nothing writes while the kernel runs: the read-only path, and not kept in
 # L1, which they would only sweep.
 LOAD_WEIGHTS = "ld.global.nc.L1::no_allocate.v4.u32 {$0, $1, $2, $3}, [$4];"

@@ -212,6 +212,23 @@ def exp(x):
     return np.exp(np.float32(x))
 
 
+def divide(a, b):
+    """``a // b`` and ``a % b`` of int64 numbers from 0 to 2**31 - 1 (b from 1), by a 32-bit division.
+
+    A 64-bit one is a call of some hundred instructions on a GPU.
+    """
+    return a // b, a % b
+
+
+def opaque(x):
+    """x itself (int64), but a compiler may not know it, nor compute what follows from it any earlier.
+
+    In a loop over layers, GPU compilers would hoist the index arithmetic of every phase to the kernel's
+    start and keep it in registers throughout; this keeps it in its phase.
+    """
+    return x
+
+
 def clock_ns():
     """Nanoseconds of a clock that all blocks share; its zero is arbitrary."""
     return time.perf_counter_ns()
