@@ -39,6 +39,12 @@ class Pair:
         pytest.fail("requests are still running")
 
 
+def poll_for_ever(nic, events):
+    while True:
+        events += nic.poll()
+        time.sleep(nic.pause())
+
+
 @pytest.fixture
 def pair(tmp_path):
     pair = Pair(tmp_path)
@@ -246,8 +252,7 @@ def test_a_stopped_engine_ends_its_requests_and_then_is_gone(pair, monkeypatch):
     server.join()
     events = []
     with pytest.raises(EngineGone, match="has stopped; start it again"):
-        while True:
-            events += pair.nic.poll()
+        poll_for_ever(pair.nic, events)
     assert events[-1] == (handle, None, SHUTDOWN)
     with pytest.raises(EngineGone):
         pair.nic.check()
@@ -272,9 +277,7 @@ def test_a_killed_engine_is_noticed_within_a_second(tmp_path):
     engine.join()
     killed = time.monotonic()
     with pytest.raises(EngineGone, match=f"the engine \\(process {engine.pid}\\) died"):
-        while True:
-            nic.poll()
-            time.sleep(nic.pause())
+        poll_for_ever(nic, [])
     assert time.monotonic() - killed < 1
 
 
