@@ -5,7 +5,7 @@ from ..kernels.embedding import embedding
 from ..kernels.linear import add_linear
 from ..kernels.logits import logits_and_draw
 from ..kernels.mlp import gate_up
-from ..kernels.tensors import DOWN, O
+from ..kernels.tensors import DOWN, OUT
 from ..scheduler.state import ROWS, SAMPLES
 from ..simt import device, grid_barrier
 from ..simt.vocabulary import i64
@@ -13,7 +13,7 @@ from ..simt.vocabulary import i64
 
 @device
 def forward(block, plan, model, cache, act):
-    """Compute the plan's rows and draw its samples. All lanes of all blocks, after a grid barrier; ends with one."""
+    """Compute the plan's rows and draw its samples. All blocks, after a grid barrier; ends with one."""
     rows, samples = i64(plan.count[ROWS]), i64(plan.count[SAMPLES])
     hidden, ffn, heads = i64(model.hidden), i64(model.ffn), i64(model.heads) * i64(model.head_dim)
     embedding(block, plan, rows, model, act.x)
@@ -23,7 +23,7 @@ def forward(block, plan, model, cache, act):
         grid_barrier(block)
         attend(block, plan, rows, layer, model, cache, act.q, act.attended)
         grid_barrier(block)
-        add_linear(block, act.attended, rows, model.weights, model.matrix[layer, O], hidden, heads, act.x)
+        add_linear(block, act.attended, rows, model.weights, model.matrix[layer, OUT], hidden, heads, act.x)
         grid_barrier(block)
         gate_up(block, rows, layer, model, act.x, act.gated)
         grid_barrier(block)

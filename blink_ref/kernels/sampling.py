@@ -59,7 +59,7 @@ def philox(seed, counter_0, counter_1):
 
 @device
 def score(logit, temperature, seed, position, token):
-    """What the token's logit counts for in the draw: itself when greedy, else scaled and with its noise. One lane."""
+    """What the token's logit counts for in the draw: itself when greedy, else scaled, with noise. One lane."""
     if temperature == f32(0.0):
         return logit
     # the middles of 2**24 equal parts of (0, 1): neither 0 nor 1, so both logarithms are finite

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-Q, K, V, O, GATE, UP, DOWN = range(7)
+Q, K, V, OUT, GATE, UP, DOWN = range(7)
 """Columns of :attr:`Model.matrix`."""
 
 
@@ -12,7 +12,7 @@ class Model(NamedTuple):
     weights: Any
     """flat, 16-bit (or float32) as stored: every matrix, row-major [out, in]"""
     matrix: Any
-    """int64 [layers, 7]: where each layer's Q, K, V, O, GATE, UP, DOWN begin in `weights`"""
+    """int64 [layers, 7]: where each layer's Q, K, V, OUT, GATE, UP, DOWN begin in `weights`"""
     norm: Any
     """float32 [(2 * layers + 1) * D]: gains before attention and before the MLP of each layer, then the last"""
     rope: Any

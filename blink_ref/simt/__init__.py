@@ -5,10 +5,11 @@ Start with :mod:`.vocabulary`, the words device code is written in; :func:`launc
 
 from .device import DeviceFunction, device
 from .grid import first_of_share, grid_barrier, grid_warp, grid_warps
-from .launch import aligned, choose_target, launch
+from .launch import Running, aligned, choose_target, launch, start
 
 __all__ = [
     "DeviceFunction",
+    "Running",
     "aligned",
     "choose_target",
     "device",
@@ -17,4 +18,5 @@ __all__ = [
     "grid_warp",
     "grid_warps",
     "launch",
+    "start",
 ]

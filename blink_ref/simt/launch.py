@@ -3,7 +3,7 @@
 import importlib.util
 import os
 import sys
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -71,10 +71,29 @@ def launch(
     if target == "python":
         on_python.launch(fn.python, [(block, lanes) for block in make_blocks(blocks, shared)], args)
     elif target == "cpu":
-        from . import on_cpu
-
-        on_cpu.launch(fn, make_blocks(blocks, shared), args)
+        start(fn, blocks, lanes, *args, target=target, shared=shared).wait()
     else:
         from . import on_cuda
 
         on_cuda.launch(fn, blocks, lanes, args, shared)
+
+
+class Running(Protocol):
+    """A grid that has been started."""
+
+    def wait(self) -> None:
+        """Return when all of it has ended."""
+
+
+def start(fn: DeviceFunction, blocks: int, lanes: int, *args: Any, target: str, shared: int) -> Running:
+    """As :func:`launch`, but returns at once; on CUDA the arrays in `args` are already on the device."""
+    if target == "cuda":
+        from . import on_cuda
+
+        return on_cuda.start(fn, blocks, lanes, args, shared)
+    made = make_blocks(blocks, shared)
+    if target == "python":
+        return on_python.Running(fn.python, [(block, lanes) for block in made], args)
+    from . import on_cpu
+
+    return on_cpu.Running(fn, made, args)

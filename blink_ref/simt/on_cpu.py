@@ -45,16 +45,20 @@ def dispatcher(fn: FunctionType) -> Any:
     return made
 
 
-def launch(fn: Any, blocks: list[words.Block], args: tuple[Any, ...]) -> None:
-    """Run compiled `fn(block, *args)` on one thread a block, the first on the calling thread."""
-    compiled = fn.cpu
-    compiled.compile((numba.typeof(blocks[0]), *map(numba.typeof, args)))
-    threads = [threading.Thread(target=compiled, args=(b, *args), daemon=True) for b in blocks[1:]]
-    for thread in threads:
-        thread.start()
-    compiled(blocks[0], *args)
-    for thread in threads:
-        thread.join()
+class Running:
+    """A launched grid: one thread a block."""
+
+    def __init__(self, fn: Any, blocks: list[words.Block], args: tuple[Any, ...]) -> None:
+        compiled = fn.cpu
+        compiled.compile((numba.typeof(blocks[0]), *map(numba.typeof, args)))
+        self._threads = [threading.Thread(target=compiled, args=(b, *args), daemon=True) for b in blocks]
+        for thread in self._threads:
+            thread.start()
+
+    def wait(self) -> None:
+        """Return when every block has."""
+        for thread in self._threads:
+            thread.join()
 
 
 def _define(word: Any) -> Any:

@@ -6,8 +6,10 @@ and calls it; device functions are lowered by numba-cuda, the words by the defin
 
 import functools
 import math
+import time
+from collections.abc import Callable
 from types import FunctionType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -15,6 +17,7 @@ from numba import cuda, types
 from numba.cuda import cudaimpl
 from numba.cuda import dispatcher as cuda_dispatcher
 from numba.cuda import types as cuda_types
+from numba.cuda.cudadrv import driver as cuda_driver
 from numba.cuda.extending import overload
 from numba.cuda.typing import templates
 from numba.cuda.typing.typeof import typeof, typeof_impl
@@ -58,6 +61,63 @@ def why_unavailable() -> str:
     return ""
 
 
+class Limits(NamedTuple):
+    """What a kernel may use of the present GPU."""
+
+    name: str
+    sms: int
+    shared_bytes: int
+    """dynamic shared memory a block, at most"""
+    free_bytes: int
+    """of device memory"""
+
+
+def limits() -> Limits:
+    """The present GPU's limits."""
+    device = cuda.get_current_device()
+    free, _ = cuda.current_context().get_memory_info()
+    name = device.name.decode() if isinstance(device.name, bytes) else device.name
+    return Limits(name, device.MULTIPROCESSOR_COUNT, device.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, free)
+
+
+def map_host(memory: np.ndarray) -> Callable[[np.ndarray], Any]:
+    """Let kernels reach page-aligned host memory where it is; returns what turns a view of it into a device array.
+
+    The memory is locked and stays mapped while this process lives, also while the process is stopped.
+    """
+    from cuda.bindings import driver
+
+    base, context = memory.ctypes.data, cuda.current_context()
+    portable_and_mapped = 3
+    (error,) = driver.cuMemHostRegister(base, memory.nbytes, portable_and_mapped)
+    if int(error):
+        raise BlinkError(f"the driver refuses to map the window's {memory.nbytes} bytes (error {int(error)})")
+    error, there = driver.cuMemHostGetDevicePointer(base, 0)
+    if int(error):
+        raise BlinkError(f"the window has no address on the GPU (error {int(error)})")
+
+    def view(a: np.ndarray) -> Any:
+        pointer = driver.CUdeviceptr(int(there) + a.ctypes.data - base)
+        owned = cuda_driver.MemoryPointer(context, pointer, a.nbytes, owner=memory)
+        return cuda.devicearray.DeviceNDArray(a.shape, a.strides, a.dtype, gpu_data=owned)
+
+    return view
+
+
+def copy_bandwidth(size: int = 1 << 29) -> float:
+    """Bytes per second of a device-to-device copy, read and written both counted; median of 5."""
+    a, b = cuda.device_array(size, np.uint8), cuda.device_array(size, np.uint8)
+    times = []
+    for _ in range(6):
+        begin, end = cuda.event(), cuda.event()
+        begin.record()
+        b.copy_to_device(a)
+        end.record()
+        end.synchronize()
+        times.append(cuda.event_elapsed_time(begin, end) / 1e3)
+    return 2 * size / float(np.median(times[1:]))
+
+
 def dispatcher(fn: FunctionType) -> Any:
     """Numba's dispatcher for a device function."""
     return cuda_dispatcher.CUDADispatcher(fn, {"device": True, "debug": False, "opt": True})
@@ -88,9 +148,19 @@ def kernel(fn: DeviceFunction, lanes: int) -> Any:
     return run
 
 
-def start(
-    fn: DeviceFunction, blocks: int, lanes: int, args: tuple[Any, ...], shared: int, stream: Any = 0
-) -> None:
+class Running:
+    """A launched kernel."""
+
+    def __init__(self, done: Any, keep: Any) -> None:
+        self._done, self._keep = done, keep
+
+    def wait(self) -> None:
+        """Return when the kernel has ended. It looks twenty times a second: CUDA's own wait spins."""
+        while not self._done.query():
+            time.sleep(0.05)
+
+
+def start(fn: DeviceFunction, blocks: int, lanes: int, args: tuple[Any, ...], shared: int) -> Running:
     """Launch `fn` on device arrays and return at once; `shared` is the arena in float32 a block.
 
     The launch is cooperative: it fails, instead of hanging, if the blocks cannot all be resident.
@@ -100,7 +170,11 @@ def start(
     compiled = run.compile((typeof(grid), typeof(args)))
     compiled.cooperative = True
     _allow_shared(compiled, shared * 4)
+    stream, done = cuda.stream(), cuda.event(timing=False)
+    cuda.synchronize()  # what was copied for the kernel is there
     run[blocks, lanes, stream, shared * 4](grid, args)
+    done.record(stream)
+    return Running(done, (grid, args, stream))
 
 
 def launch(fn: DeviceFunction, blocks: int, lanes: int, args: tuple[Any, ...], shared: int) -> None:

@@ -155,6 +155,27 @@ def _run_lane(lane, fn, block, args):
         grid.fail(exception)
 
 
+class Running:
+    """A launched grid, all of it on threads of its own."""
+
+    def __init__(self, fn, blocks, args):
+        self._failure = None
+        self._thread = threading.Thread(target=self._run, args=(fn, blocks, args), daemon=True)
+        self._thread.start()
+
+    def _run(self, fn, blocks, args):
+        try:
+            launch(fn, blocks, args)
+        except BaseException as failure:  # raised again by wait
+            self._failure = failure
+
+    def wait(self):
+        """Return when every lane has; raises what the first failing lane raised."""
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+
 def launch(fn, blocks, args):
     """Run plain Python `fn(block, *args)` on every lane of `blocks`, a list of (Block, lanes).
 

@@ -1,0 +1,99 @@
+"""The engine's process: ``python -m blink_ref.engine --model FOLDER``.
+
+It prints one JSON line when its kernel serves (or why it cannot), and then only waits: for the end of its
+standard input, which is the end of whoever started it, for SIGTERM, or for the window's stop word.
+"""
+
+import argparse
+import json
+import os
+import selectors
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+from ..errors import BlinkError
+from ..simt import choose_target
+from .host import Engine
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve until told to stop. 0 after an orderly end, 1 after an error, said in one JSON line."""
+    options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the parent, which then closes our input
+    try:
+        engine = Engine.load(Path(options.model), choose_target(options.target), options.sms)
+    except (BlinkError, MemoryError) as error:
+        return _fail(error, options.debug)
+    try:
+        signal.signal(signal.SIGTERM, lambda *_: engine.stop())
+        bandwidth = engine.bandwidth()
+        engine.start()
+        _say(
+            window=str(engine.window.path),
+            target=engine.settings.target,
+            pid=os.getpid(),
+            bytes_per_token=engine.bytes_per_token,
+            bandwidth=bandwidth,
+            blocks=engine.settings.blocks,
+            context=engine.settings.context,
+        )
+        _leave(engine)
+    except (BlinkError, MemoryError) as error:
+        return _fail(error, options.debug)
+    finally:
+        engine.close()
+    return 0
+
+
+def _leave(engine: Engine) -> None:
+    """Do nothing until the parent or the kernel ends; then see the other out."""
+    ended, wake = os.pipe()
+    failure: list[BaseException] = []
+
+    def watch() -> None:
+        try:
+            engine.wait()
+        except BaseException as error:  # the python target hands on what a lane raised
+            failure.append(error)
+        os.close(wake)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    with selectors.DefaultSelector() as events:
+        events.register(ended, selectors.EVENT_READ)
+        events.register(sys.stdin.fileno(), selectors.EVENT_READ)
+        while True:
+            ready = [key.fd for key, _ in events.select()]
+            if ended in ready or not os.read(sys.stdin.fileno(), 4096):
+                break
+    engine.stop()
+    watcher.join()
+    if failure:
+        raise failure[0]
+
+
+def _say(**fields: object) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+def _fail(error: BaseException, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    _say(error=" ".join(str(error).split()) or type(error).__name__)
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m blink_ref.engine", description=__doc__)
+    parser.add_argument("--model", required=True, help="folder of a Llama-architecture model")
+    parser.add_argument("--target", default="auto", help="auto, cuda, cpu or python")
+    parser.add_argument("--sms", type=int, default=0, help="blocks; 0 = all SMs or cores")
+    parser.add_argument("--debug", action="store_true", help="tracebacks")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
