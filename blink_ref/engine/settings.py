@@ -8,9 +8,12 @@ from ..kernels import attention
 from ..kernels.staging import SCRATCH
 from ..kvcache.pages import pages_spec
 from ..model.config import ModelConfig
+from ..simt.capability import STATIC_SHARED
 from ..simt.on_python import WARP_WIDTH
 
 GIB = 1 << 30
+
+CUDA_LANES = 512
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,8 @@ def choose(config: ModelConfig, target: str, sms: int = 0, cache_bytes: int = 0)
         from ..simt import on_cuda
 
         machine = on_cuda.limits()
-        blocks, lanes, rows, running = sms or machine.sms, 512, 64, 64
-        shared = machine.shared_bytes // 4 - 256
+        blocks, lanes, rows, running = sms or machine.sms, CUDA_LANES, 64, 64
+        shared = (machine.shared_bytes - STATIC_SHARED) // 4
         cache_bytes = cache_bytes or machine.free_bytes // 3
         if blocks > machine.sms:
             raise BlinkError(

@@ -25,6 +25,7 @@ from ..simt.vocabulary import (
     lane_max,
     lane_sum,
     opaque,
+    prefetch,
     row_dot,
     row_mix,
     thread_id,
@@ -80,12 +81,7 @@ def project(block, plan, rows, layer, model, cache, x, q):
         barrier()
         for pair in range(first, end):
             head, i = divide(pair, half)
-            if head < heads:
-                at = model.matrix[layer, Q] + (head * d + i) * width
-            elif head < heads + kv_heads:
-                at = model.matrix[layer, K] + ((head - heads) * d + i) * width
-            else:
-                at = model.matrix[layer, V] + ((head - heads - kv_heads) * d + i) * width
+            at = head_start(model, layer, head) + i * width
             for t in range(n):
                 staged = SCRATCH + t * width
                 a = row_dot(weights, at, block.shared, staged, width)
@@ -93,6 +89,31 @@ def project(block, plan, rows, layer, model, cache, x, q):
                 if lane_id() == 0:
                     put_pair(plan, t0 + t, layer, head, i, a, b, model, cache, q)
         t0 += tile
+
+
+@device
+def head_start(model, layer, head):
+    """Where a head's rows begin in the weights; query heads count first, then key heads, then value heads."""
+    rows, kv_heads = i64(model.head_dim) * i64(model.hidden), i64(model.kv_heads)
+    within = head - i64(model.heads)
+    if within < 0:
+        return model.matrix[layer, Q] + head * rows
+    if within < kv_heads:
+        return model.matrix[layer, K] + within * rows
+    return model.matrix[layer, V] + (within - kv_heads) * rows
+
+
+@device
+def fetch_project_ahead(block, model, layer):
+    """Start to bring in the first two rows that this warp will read in :func:`project`."""
+    width, half = i64(model.hidden), i64(model.head_dim) >> 1
+    pairs = (i64(model.heads) + 2 * i64(model.kv_heads)) * half
+    first = first_of_share(pairs, grid_warp(block), grid_warps(block))
+    if first < pairs:
+        head, i = divide(first, half)
+        at = head_start(model, layer, head) + i * width
+        prefetch(model.weights, at, width)
+        prefetch(model.weights, at + half * width, width)
 
 
 @device

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..errors import BlinkError
+from . import capability
 
 REGISTERS_PER_SM = 65536
 
@@ -66,7 +67,7 @@ def assemble(ptx: str, cc: tuple[int, int]) -> Report:
 
     registers = number(r"Used (\d+) registers")
     return Report(
-        cc=f"{cc[0]}.{cc[1]}",
+        cc=capability.name(cc),
         registers=registers,
         spill_bytes=number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
         local_bytes=number(r"(\d+) bytes stack frame"),

@@ -23,7 +23,7 @@ from numba.cuda.typing import templates
 from numba.cuda.typing.typeof import typeof, typeof_impl
 
 from ..errors import BlinkError
-from . import ptx
+from . import capability, ptx
 from . import vocabulary as words
 from .device import DeviceFunction
 from .lowering import (
@@ -42,9 +42,6 @@ from .lowering import (
 )
 from .vocabulary import FULL_WARP, Block, block_threads, f32, i64, lane_id, lane_sum, opaque, thread_id, u32
 
-OLDEST = (7, 5)
-"""The oldest compute capability served: Turing, the T4 of free notebooks."""
-
 SHARED_PER_BLOCK_DEFAULT = 48 * 1024
 """Bytes of dynamic shared memory that a kernel gets without asking."""
 
@@ -53,11 +50,10 @@ def why_unavailable() -> str:
     """Why no kernel can run on this machine; empty if one can."""
     if not cuda.is_available():
         return "no NVIDIA GPU or driver found"
-    capability = cuda.get_current_device().compute_capability
-    if tuple(capability) < OLDEST:
-        return (
-            f"the GPU has compute capability {capability[0]}.{capability[1]}, older than {OLDEST[0]}.{OLDEST[1]}"
-        )
+    cc = tuple(cuda.get_current_device().compute_capability)
+    if cc < capability.OLDEST:
+        oldest = capability.name(capability.OLDEST)
+        return f"the GPU has compute capability {capability.name(cc)}; the oldest served is {oldest}"
     return ""
 
 
@@ -106,12 +102,15 @@ def map_host(memory: np.ndarray) -> Callable[[np.ndarray], Any]:
 
 def copy_bandwidth(size: int = 1 << 29) -> float:
     """Bytes per second of a device-to-device copy, read and written both counted; median of 5."""
+    from cuda.bindings import driver
+
     a, b = cuda.device_array(size, np.uint8), cuda.device_array(size, np.uint8)
+    there, here = (driver.CUdeviceptr(int(array.device_ctypes_pointer.value)) for array in (b, a))
     times = []
     for _ in range(6):
         begin, end = cuda.event(), cuda.event()
         begin.record()
-        b.copy_to_device(a)
+        driver.cuMemcpyDtoDAsync(there, here, size, 0)
         end.record()
         end.synchronize()
         times.append(cuda.event_elapsed_time(begin, end) / 1e3)
@@ -620,6 +619,7 @@ def _(w, i, x, j, n):
         s = f32(0.0)
         k = lane_id() * 8
         while k < n:
+            _keep_rolled()
             s += _dot8(_eight(w, i + k), _eight(x, j + k))
             k = opaque(k + 256)
         return lane_sum(s)
@@ -647,6 +647,33 @@ def _(w, i, x, j, n):
         return lane_sum(s + t)
 
     return of_floats if w.dtype == types.float32 else of_halves
+
+
+def _prefetch_line(w, i):
+    """Fetch the 128 bytes at ``w[i]`` into L2. A word of this file only."""
+    raise NotImplementedError("compiled code only")
+
+
+@_define(_prefetch_line)
+def _(typing_context, w, i):
+    def codegen(context, builder, signature, args):
+        asm(builder, VOID, ptx.PREFETCH_L2, "l", [_access(context, builder, signature, args)])
+        return context.get_dummy_value()
+
+    return types.none(w, i), codegen
+
+
+@_python(words.prefetch)
+def _(w, i, n):
+    line = 128 * 8 // w.dtype.bitwidth
+
+    def prefetch(w, i, n):
+        k = lane_id() * line
+        while k < n:
+            _prefetch_line(w, i + k)
+            k += 32 * line
+
+    return prefetch
 
 
 @_python(words.dot)

@@ -274,6 +274,13 @@ def block_scale(out, k, a, i, scale, gain, g, n):
     out[k + thread : k + n : threads] = scaled * gain[g + thread : g + n : threads]
 
 
+def prefetch(w, i, n):
+    """A hint that the warp will read ``w[i:i+n]`` soon: CUDA fetches it into L2, the others do nothing.
+
+    Weights do not depend on activations, so their stream need not stop while blocks wait for each other.
+    """
+
+
 def row_mix(weight, i, n, rows, j, width, out, k):
     """``out[k:k+width] += sum over p < n of weight[i+p] * rows[j+p*width : j+(p+1)*width]``, by one warp.
 

@@ -1,0 +1,86 @@
+"""``blink-ref compile``: the persistent kernel as PTX, and what ptxas says of it. Needs no GPU."""
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+
+import numba
+import numpy as np
+
+from ..errors import BlinkError
+from ..model.config import ModelConfig
+from ..model.store import resolve
+from ..model.weights import Weights
+from ..simt import assembler, capability
+from . import memory, settings
+from .persistent import serve
+
+
+def argument_types(dtype: str) -> tuple[numba.types.Type, ...]:
+    """Numba types of what ``serve`` takes after its block, for weights stored as `dtype`.
+
+    They depend on no size, so the smallest model stands for all.
+    """
+    config = ModelConfig.load(resolve("tiny"))
+    chosen = replace(settings.choose(config, "cpu"), slots=64, rows=32, running=32, pages=64)
+    layout = memory.window_layout(config, chosen)
+    window = memory.device_window(np.zeros((), layout.nic_half), np.zeros((), layout.gpu_half), layout)
+    args = memory.arguments(config, Weights.random(config, dtype=dtype), chosen, window)
+    max_steps = patience = 0
+    return tuple(numba.typeof(a) for a in (*args, max_steps, patience))
+
+
+def compile_kernel(cc: tuple[int, int], dtype: str = "bfloat16") -> tuple[str, assembler.Report]:
+    """PTX of the persistent kernel for a compute capability, and its report."""
+    if cc < capability.OLDEST:
+        have, need = capability.name(cc), capability.name(capability.OLDEST)
+        raise BlinkError(f"compute capability {have} is older than {need}, the oldest served")
+    try:
+        from ..simt import on_cuda
+    except ImportError as error:
+        raise BlinkError(f"numba-cuda is not installed ({error}); pip install 'blink-ref[cuda13]'") from None
+    ptx = on_cuda.compile_to_ptx(serve, argument_types(dtype), settings.CUDA_LANES, cc)
+    report = assembler.assemble(ptx, cc)
+    return ptx, replace(report, shared_bytes=report.shared_bytes + capability.arena_bytes(cc))
+
+
+def main(arguments: list[str]) -> int:
+    """Print PTX with a report in comments at its end, or the report as JSON; 1 if the kernel has a fault."""
+    options = _parser().parse_args(arguments)
+    ptx, report = compile_kernel(options.cc, options.dtype)
+    faults = report.faults()
+    if report.max_threads < settings.CUDA_LANES:
+        faults.append(f"{report.registers} registers leave room for {report.max_threads} threads a block only")
+    if options.json:
+        print(json.dumps(report.as_dict() | {"faults": faults}))
+    else:
+        if not options.no_ptx:
+            print(ptx)
+        for name, value in report.as_dict().items():
+            print(f"// {name:12} {value}")
+    for fault in faults:
+        print(f"blink-ref: error: the kernel has {fault}", file=sys.stderr)
+    return 1 if faults else 0
+
+
+def _capability(text: str) -> tuple[int, int]:
+    major, _, minor = text.partition(".")
+    if not (major.isdigit() and minor.isdigit()):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a compute capability such as 9.0")
+    return int(major), int(minor)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="blink-ref compile",
+        description="Compile the persistent kernel to PTX, with no GPU, and report its registers and spills.",
+        epilog="example: blink-ref compile --cc 9.0 --no-ptx",
+    )
+    parser.add_argument("--cc", type=_capability, default=(9, 0), help="compute capability (default 9.0)")
+    parser.add_argument(
+        "--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"), help="of weights"
+    )
+    parser.add_argument("--no-ptx", action="store_true", help="the report only")
+    parser.add_argument("--json", action="store_true", help="the report as one JSON object")
+    return parser
