@@ -32,6 +32,8 @@ class Rendezvous:
     def wait(self):
         """Wait for the other n - 1; raises Abandoned if one of them failed, Divergence if one has ended."""
         with self.lock:
+            if self.broken:
+                raise Abandoned
             if self.gone:
                 raise Divergence(
                     "a lane waits at a barrier that another lane of its block has passed by and ended"
