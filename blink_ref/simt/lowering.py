@@ -70,6 +70,8 @@ def _rank(typing_context, value, index):
     def codegen(context, builder, signature, args):
         number, position = args
         bits = builder.bitcast(number, I32)
+        minus_zero = builder.icmp_unsigned("==", bits, ir.Constant(I32, 0x80000000))
+        bits = builder.select(minus_zero, ir.Constant(I32, 0), bits)
         negative = builder.icmp_signed("<", bits, ir.Constant(I32, 0))
         bits = builder.select(negative, builder.not_(bits), builder.or_(bits, ir.Constant(I32, 0x80000000)))
         bits = builder.select(builder.fcmp_unordered("uno", number, number), ir.Constant(I32, 0), bits)

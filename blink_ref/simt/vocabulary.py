@@ -147,9 +147,11 @@ def store_release(a, i, value, scope=GPU):
 
 def atomic_add(a, i, value, scope=GPU):
     """``a[i] += value`` as one step, acquire and release; returns the old value."""
+    bits = 8 * a.dtype.itemsize
     with me().block.python_grid.lock:
         old = a[i]
-        a[i] = a.dtype.type((int(old) + int(value)) % (1 << 8 * a.dtype.itemsize))
+        total = (int(old) + int(value)) % (1 << bits)
+        a[i] = total - (1 << bits) if a.dtype.kind == "i" and total >> (bits - 1) else total
     return old
 
 
@@ -193,9 +195,9 @@ def widen(x):
 def rank(value, index):
     """Pack (float32 value, index < 2**31) into an int64 that orders by value, ties to the smaller index.
 
-    NaN of either sign orders below every number, so a poisoned logit is never chosen.
+    NaN of either sign orders below every number, so a poisoned logit is never chosen. -0 equals 0.
     """
-    value = np.float32(value)
+    value = np.float32(value) + np.float32(0.0)  # makes -0 to 0
     bits = 0 if np.isnan(value) else int(value.view(np.uint32))
     if not np.isnan(value):
         bits = bits ^ 0xFFFFFFFF if bits >> 31 else bits | 0x80000000
