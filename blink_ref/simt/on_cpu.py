@@ -81,8 +81,9 @@ for _word in (words.block_threads, words.warp_width, words.warps):
     overload(_word, target="cpu", strict=False)(lambda: lambda: 1)
 for _word in (words.barrier, words.warp_barrier):
     overload(_word, target="cpu", strict=False)(lambda: lambda: None)
-for _word in (words.lane_sum, words.lane_max, words.lane_any):
+for _word in (words.lane_sum, words.lane_max):
     overload(_word, target="cpu", strict=False)(lambda x: lambda x: x)
+overload(words.lane_any, target="cpu", strict=False)(lambda x: lambda x: x != 0)
 overload(words.lane_broadcast, target="cpu", strict=False)(lambda x, source: lambda x, source: x)
 
 
