@@ -96,8 +96,9 @@ def _compile(function: ast.FunctionDef, filename: str, free: tuple[str, ...]) ->
         outer.body = [function]
         body = [outer]
     code = compile(ast.fix_missing_locations(ast.Module(body, [])), filename, "exec")
-    for _ in range(2 if free else 1):
-        code = next(c for c in code.co_consts if isinstance(c, types.CodeType))
+    for name in ("outer", function.name) if free else (function.name,):
+        # by name: 3.14 puts the code of a function's annotations before its own
+        code = next(c for c in code.co_consts if isinstance(c, types.CodeType) and c.co_name == name)
     return code
 
 
@@ -116,7 +117,11 @@ def mend(fn: types.FunctionType, names: frozenset[str]) -> types.FunctionType:
             "define it in a file or a notebook cell"
         ) from None
     function = ast.parse(textwrap.dedent("".join(lines))).body[0]
-    assert isinstance(function, ast.FunctionDef)
+    if not isinstance(function, ast.FunctionDef):
+        raise TypeError(
+            f"device function '{fn.__name__}' at {fn.__code__.co_filename}:{first} is not a plain 'def', so its "
+            "barriers cannot be checked; write it as one"
+        )
     ast.increment_lineno(function, first - 1)
     if not copied(function, fn.__code__, names):
         return fn
@@ -127,6 +132,7 @@ def mend(fn: types.FunctionType, names: frozenset[str]) -> types.FunctionType:
     cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
     closure = tuple(cells[name] for name in code.co_freevars)
     mended = types.FunctionType(code, fn.__globals__, fn.__name__, fn.__defaults__, closure)
+    mended.__kwdefaults__ = fn.__kwdefaults__
     mended.__dict__.update(fn.__dict__)
     mended.__doc__, mended.__qualname__, mended.__module__ = fn.__doc__, fn.__qualname__, fn.__module__
     return mended
