@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
 from numba.core import caching
 
 from ..config import cache_dir
-from .device import DeviceFunction
+from .device import DeviceFunction, references
 
 CODE_FIELDS = ("co_code", "co_consts", "co_names", "co_varnames", "co_freevars", "co_argcount")
 
@@ -39,17 +40,11 @@ def closure_hash(fn: types.FunctionType) -> str:
             continue
         seen.add(current)
         digest.update(repr([_plain(getattr(current.__code__, field)) for field in CODE_FIELDS]).encode())
-        for name, value in sorted(_references(current).items()):
+        for name, value in sorted(references(current).items()):
             if isinstance(value, DeviceFunction):
                 queue.append(value.python)
             digest.update(f"{name}={_plain(value)}\n".encode())
     return digest.hexdigest()[:32]
-
-
-def _references(fn: types.FunctionType) -> dict[str, Any]:
-    names = {n: fn.__globals__[n] for n in fn.__code__.co_names if n in fn.__globals__}
-    cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
-    return names | {name: cell.cell_contents for name, cell in cells}
 
 
 def _plain(value: Any) -> Any:
@@ -62,6 +57,8 @@ def _plain(value: Any) -> Any:
         return f"device {value.__module__}.{value.__qualname__}"
     if isinstance(value, types.ModuleType | types.FunctionType | types.BuiltinFunctionType | type):
         return f"{type(value).__name__} {value.__name__}"
+    if isinstance(value, np.ndarray):  # its repr leaves out the middle
+        return value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).hexdigest()
     return repr(value)
 
 

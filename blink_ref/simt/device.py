@@ -1,7 +1,10 @@
 """``@device``: one function, three lives."""
 
+import builtins
+import dis
 import functools
 import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import sites
@@ -14,10 +17,10 @@ class DeviceFunction:
     """
 
     def __init__(self, fn: types.FunctionType) -> None:
-        names = _synchronising_globals(fn)
+        names = _synchronising_names(fn)
         self.python = sites.mend(fn, names)
         self.collective = bool(names)
-        """Whether lanes wait for each other in it, so that all of them have to call it."""
+        """Whether lanes wait for each other in it, or may, as it calls what is defined below it."""
         functools.update_wrapper(self, fn)
 
     def __call__(self, *args: Any) -> Any:
@@ -48,23 +51,67 @@ class DeviceFunction:
         return numba_types.Dispatcher(self.cpu)
 
 
-def device(fn: types.FunctionType) -> DeviceFunction:
+def device(fn: Callable[..., Any]) -> DeviceFunction:
     """Declare a device function: a Python function of numbers, arrays and tuples of them.
 
     It is written in the words of :mod:`.vocabulary` and in plain arithmetic; its first parameter is
     the :class:`.vocabulary.Block` unless only one lane's work is meant. Raises
     :class:`.sites.CopiedBarrier` for the rare shape in which CPython would copy a barrier.
     """
+    assert isinstance(fn, types.FunctionType)
     return DeviceFunction(fn)
 
 
-def _synchronising_globals(fn: types.FunctionType) -> frozenset[str]:
-    """Names that `fn` uses for words or device functions at which lanes wait for each other."""
-    code, found = fn.__code__, set()
-    cells = dict(zip(code.co_freevars, (c.cell_contents for c in fn.__closure__ or ()), strict=False))
-    for name in (*code.co_names, *code.co_freevars):
-        value = cells.get(name, fn.__globals__.get(name))
-        is_word = getattr(value, "__module__", "") == f"{__package__}.vocabulary" and name in sites.WORDS
-        if is_word or getattr(value, "collective", False):
-            found.add(name)
-    return frozenset(found)
+def references(fn: types.FunctionType) -> dict[str, Any]:
+    """What the code of `fn` names: globals, filled closure cells, and, as ``module.name``, what is in modules."""
+    names = {name for code in _codes(fn.__code__) for name in code.co_names}
+    found = {name: fn.__globals__[name] for name in names if name in fn.__globals__}
+    found |= {name: cell.cell_contents for name, cell in _cells(fn).items() if _is_filled(cell)}
+    queue = [(name, value) for name, value in found.items() if isinstance(value, types.ModuleType)]
+    seen = set()
+    while queue:
+        path, module = queue.pop()
+        if module not in seen:
+            seen.add(module)
+            inside = {f"{path}.{name}": getattr(module, name) for name in names if hasattr(module, name)}
+            queue += [(name, value) for name, value in inside.items() if isinstance(value, types.ModuleType)]
+            found |= inside
+    return found
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code and that of the functions and comprehensions in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+def _cells(fn: types.FunctionType) -> dict[str, types.CellType]:
+    return dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
+
+
+def _synchronising_names(fn: types.FunctionType) -> frozenset[str]:
+    """Names by which `fn` calls words or device functions at which lanes wait for each other.
+
+    What is defined below `fn` cannot be known yet, and is counted with them.
+    """
+    loads = (i for code in _codes(fn.__code__) for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL")
+    later = {i.argval for i in loads} - fn.__globals__.keys() - vars(builtins).keys()
+    later |= {name for name, cell in _cells(fn).items() if not _is_filled(cell)}
+    known = (name.rpartition(".")[2] for name, value in references(fn).items() if _synchronises(value))
+    return frozenset(later).union(known)
+
+
+def _synchronises(value: Any) -> bool:
+    if isinstance(value, DeviceFunction):
+        return value.collective
+    is_word = getattr(value, "__module__", "") == f"{__package__}.vocabulary"
+    return is_word and getattr(value, "__name__", "") in sites.WORDS
