@@ -1,5 +1,6 @@
 """Places what the kernel works on: the window stays in host memory, all else goes to the GPU."""
 
+import mmap
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ IN_HOST_MEMORY = ("stop", "doorbell", "cancel", "consumed", "request", "arena", 
 def place(args: tuple[Any, ...], window: Window) -> tuple[Any, ...]:
     """The kernel's arguments with device arrays for NumPy arrays; the first is the window."""
     view, *others = args
-    whole = np.frombuffer(window.nic.base, np.uint8)
+    mapped_file = window.nic.base
+    assert isinstance(mapped_file, mmap.mmap)
+    whole = np.frombuffer(mapped_file, np.uint8)
     at = on_cuda.map_host(whole)
     fields = {name: at(getattr(view, name)) for name in IN_HOST_MEMORY}
     own = {name: on_cuda.to_device(getattr(view, name)) for name in ("written", "room")}

@@ -1,0 +1,75 @@
+"""Models of a given shape with random weights, the same ones for this project and for transformers."""
+
+import numpy as np
+
+from blink_ref.model.config import ModelConfig
+from blink_ref.model.weights import Weights, layer_shapes
+
+LLAMA_1B = ModelConfig(
+    name="llama-3.2-1b-shape",
+    vocab=128256,
+    hidden=2048,
+    ffn=8192,
+    layers=16,
+    heads=32,
+    kv_heads=8,
+    head_dim=64,
+    context=4096,
+    rms_eps=1e-5,
+    rope_theta=500000.0,
+    rope_scaling=None,
+    tied=True,
+    bos_id=None,
+    eos_ids=(128001,),
+    dtype="bfloat16",
+)
+"""Llama-3.2-1B's sizes, without its RoPE scaling."""
+
+
+def random_weights(config: ModelConfig, torch, seed: int = 0):
+    """Normal(0, 0.02) bfloat16 weights made on the GPU: (Weights on the host, the same flat tensor on the GPU).
+
+    In the flat array: the embedding, then layer by layer Q, K, V, OUT, GATE, UP, DOWN. Tied models only.
+    """
+    shapes = layer_shapes(config)
+    sizes = [rows * cols for rows, cols in shapes]
+    start = config.vocab * config.hidden
+    layers = start + np.arange(config.layers)[:, None] * sum(sizes)
+    matrix = (layers + np.concatenate([[0], np.cumsum(sizes)[:-1]])).astype(np.int64)
+    n = start + config.layers * sum(sizes)
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    flat = torch.empty(n, dtype=torch.bfloat16, device="cuda").normal_(0, 0.02, generator=generator)
+    host = flat.view(torch.int16).cpu().numpy().view(np.uint16)
+    norm = np.ones((2 * config.layers + 1, config.hidden), np.float32)
+    return Weights(flat=host, matrix=matrix, norm=norm, embed=0, head=0), flat
+
+
+def transformers_model(config: ModelConfig, weights: Weights, flat, torch, transformers):
+    """A float32 ``LlamaForCausalLM`` on the GPU with the weights of :func:`random_weights`."""
+    hf = transformers.LlamaConfig(
+        hidden_size=config.hidden,
+        intermediate_size=config.ffn,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        vocab_size=config.vocab,
+        tie_word_embeddings=config.tied,
+        max_position_embeddings=config.context,
+        rms_norm_eps=config.rms_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+    )
+    with torch.device("cuda"):
+        model = transformers.LlamaForCausalLM(hf).float().eval()
+    state = model.state_dict()
+
+    def put(name: str, at: int) -> None:
+        target = state[name]
+        target.copy_(flat[at : at + target.numel()].view(target.shape).float())
+
+    put("model.embed_tokens.weight", weights.embed)
+    kinds = ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down")
+    for layer, offsets in enumerate(weights.matrix):
+        for kind, at in zip(kinds, offsets, strict=True):
+            put(f"model.layers.{layer}.{kind}_proj.weight", int(at))
+    return model
