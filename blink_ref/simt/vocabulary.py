@@ -28,9 +28,9 @@ FULL_WARP = 0xFFFFFFFF
 class Block(NamedTuple):
     """What a device function knows of the block it runs in; always its first parameter."""
 
-    id: int
+    id: Any
     """this block's number, 0 to blocks - 1"""
-    blocks: int
+    blocks: Any
     """blocks in the grid; all of them run at the same time"""
     shared: Any
     """float32 [n], 16-byte aligned: the block's arena, seen by its own lanes only"""

@@ -51,15 +51,11 @@ def chapters(novel: str) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("unpacked", type=Path, help="folder into which `dpkg -x` unpacked the package")
     parser.add_argument("corpus", type=Path, help="text file to write")
     args = parser.parse_args()
-    text = "".join(
-        f"{chapter}{END_OF_TEXT}\n" for novel in novels(args.unpacked) for chapter in chapters(novel)
-    )
+    text = "".join(f"{chapter}{END_OF_TEXT}\n" for novel in novels(args.unpacked) for chapter in chapters(novel))
     args.corpus.write_text(text, encoding="utf-8")
     print(f"{args.corpus}: {text.count(END_OF_TEXT)} chapters, {len(text.encode())} bytes")
 

@@ -140,9 +140,7 @@ def learning_rate(progress: float, peak: float) -> float:
     return peak * math.cos(math.pi / 2 * (progress - WARM_UP) / (1 - WARM_UP)) ** 2
 
 
-def train(
-    model: Llama, training: Tensor, validation: Tensor, args: argparse.Namespace
-) -> tuple[Llama, float]:
+def train(model: Llama, training: Tensor, validation: Tensor, args: argparse.Namespace) -> tuple[Llama, float]:
     """Train `model` on random windows of the token vector `training`.
 
     Every 250 steps the weights, rounded to bfloat16, are validated, and written to disk if they are the best
@@ -184,9 +182,7 @@ def train(
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=Path, help="text file that corpus.py wrote")
     parser.add_argument("out", type=Path, help="folder for the model; created if missing")
     parser.add_argument("--steps", type=int, default=4400, help="optimizer steps (default %(default)s)")
@@ -196,9 +192,7 @@ def arguments() -> argparse.Namespace:
         default=math.inf,
         help="shorten the schedule to end in this time (default: none)",
     )
-    parser.add_argument(
-        "--rows", type=int, default=16, help="rows of 1024 tokens a step (default %(default)s)"
-    )
+    parser.add_argument("--rows", type=int, default=16, help="rows of 1024 tokens a step (default %(default)s)")
     parser.add_argument("--dropout", type=float, default=0.1, help="default %(default)s")
     parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate (default %(default)s)")
     return parser.parse_args()
