@@ -14,6 +14,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from blink_ref.errors import BlinkError
 from blink_ref.model.config import ModelConfig
 from blink_ref.ring import layout as ring
@@ -55,7 +57,7 @@ class FakeGpu:
         self.window, self.script, self.eos_ids = window, script, eos_ids
         self.size = window.layout.outbox
         self.index = int(window.nic["consumed"][0])
-        self.taken = window.nic["doorbell"].copy()
+        self.taken = np.zeros(window.layout.slots, np.uint32)
         self.rows: dict[int, Row] = {}
 
     def step(self) -> None:
@@ -120,13 +122,15 @@ def main() -> int:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--target", choices=["auto", "cuda", "cpu", "python"], required=True)
     parser.add_argument("--sms", type=int, required=True)
+    parser.add_argument("--debug", action="store_true")
     args = parser.parse_args()
     script = Script(**json.loads(os.environ.get("FAKE_ENGINE", "{}")))
     stop = threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN if script.stubborn else lambda *_: stop.set())
     if not script.stubborn:
-        threading.Thread(target=lambda: (sys.stdin.buffer.read(), stop.set()), daemon=True).start()
+        # os.read, for a daemon thread inside sys.stdin would crash the interpreter's end.
+        threading.Thread(target=lambda: (os.read(0, 1), stop.set()), daemon=True).start()
     if stop.wait(script.startup):
         return 0
     if script.error:

@@ -53,14 +53,14 @@ class Nic:
     """One NIC worker: owner of its share of the slots, of its arena and of its outbox's ``consumed`` word.
 
     One Nic per worker and window, used by one thread. A request moves through :meth:`submit`, the events
-    of :meth:`poll`, and perhaps :meth:`cancel`.
+    of :meth:`poll`, and perhaps :meth:`cancel`. ``context`` is the most tokens of prompt and answer.
     """
 
     def __init__(self, window: Window, worker: int = 0) -> None:
         layout = window.layout
         share = layout.slots // layout.workers
         self._window = window
-        self._context, self._vocab = layout.context, layout.vocab
+        self.context = layout.context
         self._free = list(range((worker + 1) * share - 1, worker * share - 1, -1))
         self._running: dict[int, Handle] = {}
         self._arena = Arena(layout.arena)
@@ -91,7 +91,7 @@ class Nic:
         Raises BlinkError: an argument is out of its range (see :func:`check_request`). Busy: there is no
         room now.
         """
-        check_request(prompt, max_tokens, temperature, seed, self._context, self._vocab)
+        check_request(prompt, max_tokens, temperature, seed, self.context, self._window.layout.vocab)
         if not self._free:
             raise Busy(f"all {len(self._running)} request slots are taken; try again later")
         prompt_at = self._arena.take(len(prompt))

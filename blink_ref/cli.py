@@ -1,0 +1,245 @@
+"""The command ``blink-ref``. What a command needs is imported when it runs, so ``--help`` is quick."""
+
+import argparse
+import importlib
+import json
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from blink_ref import __version__
+from blink_ref.errors import BlinkError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FAILURE, BAD_USE, INTERRUPTED, BROKEN_PIPE, TERMINATED = 1, 2, 130, 141, 143
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code: 0, 1 for a failure, 2 for bad use, 128 + n for signal n."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        code = _run(argv)
+        sys.stdout.flush()
+        return code
+    except BlinkError as error:
+        if "--debug" in argv:
+            raise
+        print(f"blink-ref: error: {error}", file=sys.stderr)
+        return FAILURE
+    except KeyboardInterrupt:
+        if sys.stderr.isatty():
+            print(file=sys.stderr)  # the shell's prompt should not follow the ^C
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has what it wants. What is left must not fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+
+
+def _run(argv: list[str]) -> int:
+    # Its options are its own, and argparse cannot pass on options that it does not know.
+    if argv[:1] == ["compile"]:
+        return importlib.import_module("blink_ref.simt.report").main(argv[1:])
+    args = _parser().parse_args(argv)
+    return args.run(args)
+
+
+def _terminate(signum: int, frame: object) -> NoReturn:
+    # As an exception, so that every context manager on the way ends what it has started.
+    raise SystemExit(TERMINATED)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, where argparse prints the usage too."""
+        print(f"blink-ref: error: {message}; see {self.prog} --help", file=sys.stderr)
+        raise SystemExit(BAD_USE)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="blink-ref",
+        description="LLM serving without the CPU: a persistent GPU kernel, a request ring, and a NIC process.",
+        epilog='example: blink-ref generate --chat "Why is the sky blue?"',
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"blink-ref {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_generate(commands)
+    _add_serve(commands)
+    _add_model(commands)
+    _add_layout(commands)
+    commands.add_parser("compile", help="compile the kernel for a GPU that need not be there, and judge it")
+    return parser
+
+
+def _add(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], summary: str, example: str
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        name, help=summary, description=summary, epilog=f"example: {example}", allow_abbrev=False
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_generate(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "generate",
+        lambda args: importlib.import_module("blink_ref.nic.generate").run(args),
+        "answer one prompt, streaming, and say how fast",
+        'blink-ref generate --chat --max-tokens 60 "Why is the sky blue?"',
+    )
+    parser.add_argument("prompt", help="the prompt; - reads it from standard input, byte for byte")
+    _add_engine_options(parser)
+    parser.add_argument(
+        "--max-tokens", type=_at_least(1), help="most tokens to generate (default 128, or what fits)"
+    )
+    parser.add_argument(
+        "--temperature", type=_temperature, default=0.0, help="temperature of sampling; 0, the default, is greedy"
+    )
+    parser.add_argument("--seed", type=_at_least(0), default=0, help="seed of sampling (default 0)")
+    parser.add_argument("--ignore-eos", action="store_true", help="go on after an end-of-text token")
+    parser.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
+
+
+def _add_serve(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "serve",
+        lambda args: importlib.import_module("blink_ref.nic.server").run(args),
+        "offer the OpenAI API over HTTP",
+        "blink-ref serve --model smollm2 --port 8000",
+    )
+    _add_engine_options(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--port", type=_port, default=8000, help="port (default 8000); 0 picks a free one")
+
+
+def _add_engine_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", default="smollm2", help="smollm2 (the default), tiny, a directory, or org/name on the hub"
+    )
+    parser.add_argument(
+        "--target", choices=["auto", "cuda", "cpu", "python"], default="auto", help="where the kernel runs"
+    )
+    parser.add_argument("--sms", type=_at_least(0), default=0, help="blocks of the kernel (default 0: all)")
+
+
+def _add_model(commands: Any) -> None:
+    summary = "list models, fetch one, or say where it lies"
+    parser = commands.add_parser(
+        "model", help=summary, description=summary, epilog="example: blink-ref model pull smollm2"
+    )
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    _add(actions, "list", _model_list, "list the models that have a name here", "blink-ref model list")
+    for name, run, summary in (
+        ("pull", _model_pull, "fetch a model, if it is not here yet"),
+        ("path", _model_path, "print the directory of a model that is here"),
+    ):
+        added = _add(actions, name, run, summary, f"blink-ref model {name} smollm2")
+        added.add_argument("name", help="smollm2, tiny, or org/name on the hub")
+
+
+def _add_layout(commands: Any) -> None:
+    _add(commands, "layout", _layout, "print every field of the default window", "blink-ref layout")
+
+
+def _model_list(args: argparse.Namespace) -> int:
+    from blink_ref.model.store import available
+
+    models = available()
+    if args.json:
+        print(json.dumps([vars(model) for model in models]))
+        return 0
+    for model in models:
+        where = "here" if model.present else f"blink-ref model pull {model.name}"
+        print(f"{model.name:10} {model.bytes / 1e6:8.1f} MB  {model.licence:12} {model.source:28} {where}")
+    return 0
+
+
+def _model_pull(args: argparse.Namespace) -> int:
+    from blink_ref.model.store import resolve
+
+    return _say_path(args, str(resolve(args.name)))
+
+
+def _model_path(args: argparse.Namespace) -> int:
+    from blink_ref.model.store import available, resolve
+
+    if any(model.name == args.name and not model.present for model in available()):
+        raise BlinkError(f"{args.name} is not here yet; run `blink-ref model pull {args.name}`")
+    return _say_path(args, str(resolve(args.name)))
+
+
+def _say_path(args: argparse.Namespace, path: str) -> int:
+    print(json.dumps({"name": args.name, "path": path}) if args.json else path)
+    return 0
+
+
+def _layout(args: argparse.Namespace) -> int:
+    from blink_ref.ring.layout import VERSION, Layout
+
+    layout = Layout()
+    start = layout.nic_half.itemsize
+    fields = [*_fields(layout.nic_half, "NIC"), *_fields(layout.gpu_half, "GPU", start)]
+    if args.json:
+        print(json.dumps({"version": VERSION, "size": layout.size, "gpu_half": start, "fields": fields}))
+        return 0
+    print(f"version {VERSION}, {layout.size} bytes; the NIC's half at 0, the GPU's at {start}")
+    print(f"{'offset':>9} {'bytes':>9}  {'type':14} {'writer':6}  field")
+    for field in fields:
+        print("{offset:9} {bytes:9}  {type:14} {writer:6}  {field}".format(**field))
+    return 0
+
+
+def _fields(half: "np.dtype", writer: str, start: int = 0, prefix: str = "") -> Iterator[dict[str, Any]]:
+    """A row for each field of a structured dtype; the fields of an array of records are its first record's."""
+    for name, (dtype, offset, *_) in (half.fields or {}).items():
+        by = "host" if name in ("header", "stop") else writer
+        shape = "".join(f"[{n}]" for n in dtype.shape)
+        kind = "record" if dtype.base.fields else f"{dtype.base.kind}{dtype.base.itemsize * 8}"
+        yield {
+            "field": prefix + name,
+            "offset": start + offset,
+            "bytes": dtype.itemsize,
+            "type": kind + shape,
+            "writer": by,
+        }
+        if dtype.base.fields:
+            inner = f"{prefix}{name}[0]." if dtype.shape else f"{prefix}{name}."
+            yield from _fields(dtype.base, by, start + offset, inner)
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is too small; it must be at least {least}")
+        return value
+
+    parse.__name__ = "integer"  # argparse names the type in its message
+    return parse
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 2**16:
+        raise argparse.ArgumentTypeError(f"{value} is no port; it must be between 0 and 65535")
+    return value
+
+
+def _temperature(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"{text} is no temperature; it must be 0 (greedy) or more")
+    return value

@@ -1,0 +1,134 @@
+"""``blink-ref generate``: one prompt through the whole path. This process is the NIC, its child the engine."""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from blink_ref.errors import BlinkError
+from blink_ref.model.config import ModelConfig
+from blink_ref.model.store import resolve
+from blink_ref.model.tokenizer import Tokenizer
+from blink_ref.ring.layout import LENGTH, REASONS, STOP
+
+from .client import Nic, check_request
+from .detokenize import Detokenizer
+from .engine_process import Engine, engine_process
+
+DEFAULT_MAX_TOKENS = 128
+
+
+@dataclass
+class Answer:
+    """What came for a prompt, and when: seconds on the monotonic clock."""
+
+    submitted: float
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    first: float = 0.0
+    last: float = 0.0
+    reason: int = 0
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds per token after the first; None where there is no second token."""
+        n = len(self.token_ids)
+        return (self.last - self.first) / (n - 1) if n > 1 else None
+
+
+def run(args: argparse.Namespace) -> int:
+    """The command. Raises BlinkError."""
+    text = _read_standard_input() if args.prompt == "-" else args.prompt
+    path = resolve(args.model)
+    config, tokenizer = ModelConfig.load(path), Tokenizer.load(path)
+    if args.chat:
+        prompt = tokenizer.encode_chat([{"role": "user", "content": text}])
+    else:
+        prompt = tokenizer.encode(text, allow_special=True)
+    # Once more when it is submitted, but an engine takes a while to start.
+    check_request(prompt, args.max_tokens or 1, args.temperature, args.seed, config.context, config.vocab)
+    with engine_process(path, args.target, args.sms, args.debug) as engine:
+        show = (lambda piece: None) if args.json else _print_piece
+        answer = _generate(Nic(engine.window), tokenizer, prompt, args, show)
+        steps = int(engine.window.gpu["heartbeat"][1])
+        if args.json:
+            print(json.dumps(_report(answer, prompt, engine, config.name, steps)))
+        else:
+            if not answer.text.endswith("\n"):
+                _print_piece("\n")
+            print(_summary(answer, engine), file=sys.stderr)
+    return 0
+
+
+def _generate(
+    nic: Nic, tokenizer: Tokenizer, prompt: list[int], args: argparse.Namespace, show: Callable[[str], object]
+) -> Answer:
+    room = nic.context - len(prompt)
+    max_tokens = args.max_tokens or max(1, min(DEFAULT_MAX_TOKENS, room))
+    detokenizer = Detokenizer(tokenizer)
+    answer = Answer(submitted=time.monotonic())
+    nic.submit(prompt, max_tokens, args.temperature, args.seed, args.ignore_eos)
+    while nic.running:
+        events = nic.poll()
+        now = time.monotonic()
+        for _, token, reason in events:
+            if token is None:
+                answer.reason = reason or 0
+                piece = detokenizer.finish()
+            else:
+                answer.first = answer.first or now
+                answer.last = now
+                answer.token_ids.append(token)
+                piece = detokenizer.add(token)
+            answer.text += piece
+            show(piece)
+        if not events:
+            time.sleep(nic.pause())
+    if answer.reason not in (STOP, LENGTH):
+        raise BlinkError(f"the request {REASONS[answer.reason]}")
+    return answer
+
+
+def _read_standard_input() -> str:
+    raw = sys.stdin.buffer.read()
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise BlinkError(
+            f"byte {error.start} of standard input, {raw[error.start]:#04x}, is not UTF-8; convert it first"
+        ) from None
+
+
+def _print_piece(piece: str) -> None:
+    if piece:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+
+
+def _report(answer: Answer, prompt: list[int], engine: Engine, model: str, steps: int) -> dict[str, object]:
+    tpot = answer.tpot
+    return {
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "prompt_ids": prompt,
+        "ttft_ms": (answer.first - answer.submitted) * 1e3,
+        "tpot_ms": tpot and tpot * 1e3,
+        "tokens_per_s": tpot and 1 / tpot,
+        "target": engine.ready.target,
+        "model": model,
+        "engine_pid": engine.ready.pid,
+        "nic_pid": os.getpid(),
+        "finish_reason": REASONS[answer.reason],
+        "steps": steps,
+    }
+
+
+def _summary(answer: Answer, engine: Engine) -> str:
+    line = f"{engine.ready.target}: first token after {(answer.first - answer.submitted) * 1e3:.0f} ms"
+    if tpot := answer.tpot:
+        floor = engine.ready.bytes_per_token / engine.ready.bandwidth
+        line += f", {1 / tpot:.1f} tokens/s, {floor / tpot:.0%} of the memory-bandwidth floor"
+    return line

@@ -1,0 +1,309 @@
+"""``blink-ref generate`` as a process, with a fake engine and with the real one."""
+
+import fcntl
+import json
+import os
+import re
+import signal
+import subprocess
+import termios
+import time
+
+import pytest
+from processes import COMMAND, ENGINES, Bench, wait_until_gone
+
+from blink_ref.model.store import TINY
+from blink_ref.model.tokenizer import Tokenizer
+
+PROMPT = "It is a truth — 😀"
+LONG = ["generate", "--model", "tiny", "--max-tokens", "1000", "--ignore-eos", PROMPT]
+
+
+@pytest.fixture
+def fake(tmp_path):
+    return Bench(tmp_path).fake()
+
+
+@pytest.fixture(params=ENGINES)
+def bench(request, tmp_path):
+    return Bench(tmp_path, ENGINES[request.param])
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.load(TINY)
+
+
+def no_traceback(err):
+    return "Traceback" not in err and "Exception ignored" not in err
+
+
+def test_text_goes_to_standard_output_and_one_summary_line_to_standard_error(bench):
+    out, err = bench.run("generate", "--model", "tiny", "--max-tokens", "20", PROMPT)
+    assert out.endswith("\n")
+    assert re.fullmatch(
+        r"\w+: first token after \d+ ms, [\d.]+ tokens/s, \d+% of the memory-bandwidth floor\n", err
+    )
+    assert bench.left() == []
+
+
+def test_the_json_object_says_everything(bench, tokenizer):
+    process = bench.start("generate", "--model", "tiny", "--max-tokens", "20", "--ignore-eos", "--json", PROMPT)
+    out, err = process.communicate(timeout=120)
+    said = json.loads(out)
+    assert err == b""
+    assert said["prompt_ids"] == tokenizer.encode(PROMPT)
+    assert len(said["token_ids"]) == 20
+    assert said["text"] == tokenizer.decode(said["token_ids"])
+    assert said["finish_reason"] == "length"
+    assert said["model"] == "tiny"
+    assert said["target"] in ("cpu", "cuda", "python")
+    assert said["nic_pid"] == process.pid != said["engine_pid"]
+    assert said["ttft_ms"] > 0
+    assert said["tokens_per_s"] == pytest.approx(1000 / said["tpot_ms"])
+    assert said["steps"] >= 19
+
+
+def test_the_same_text_comes_as_text_and_as_json(bench):
+    arguments = ["generate", "--model", "tiny", "--max-tokens", "30", "She was"]
+    text, _ = bench.run(*arguments)
+    said = json.loads(bench.run(*arguments, "--json")[0])
+    assert text.rstrip("\n") == said["text"].rstrip("\n")
+
+
+def test_an_end_of_text_token_is_among_the_ids_and_not_in_the_text(tmp_path):
+    bench = Bench(tmp_path).fake(answer=[43, 86, 0, 9])
+    said = json.loads(bench.run("generate", "--model", "tiny", "--json", "x")[0])
+    assert said["token_ids"] == [43, 86, 0]
+    assert said["text"] == "It"
+    assert said["finish_reason"] == "stop"
+    said = json.loads(bench.run("generate", "--model", "tiny", "--max-tokens=5", "--ignore-eos", "--json", "x")[0])
+    assert said["token_ids"] == [43, 86, 0, 9, 43]
+
+
+def test_one_token_has_no_time_per_token(fake):
+    said = json.loads(fake.run("generate", "--model", "tiny", "--max-tokens", "1", "--json", "x")[0])
+    assert said["tpot_ms"] is None
+    assert said["tokens_per_s"] is None
+    _, err = fake.run("generate", "--model", "tiny", "--max-tokens", "1", "x")
+    assert re.fullmatch(r"python: first token after \d+ ms\n", err)
+
+
+@pytest.mark.parametrize("prompt", ["a\r\nb\t c \n", "\x00\x7f", "é €", "\ufeffx", "<|im_end|>x"])
+def test_standard_input_is_the_prompt_byte_for_byte(fake, tokenizer, prompt):
+    arguments = ["generate", "--model", "tiny", "--max-tokens", "1", "--json", "-"]
+    said = json.loads(fake.run(*arguments, stdin=prompt.encode())[0])
+    assert said["prompt_ids"] == tokenizer.encode(prompt, allow_special=True)
+    assert tokenizer.decode(said["prompt_ids"], skip_special=False) == prompt
+
+
+def test_the_chat_template_takes_the_prompt_as_a_users_message(fake, tokenizer):
+    said = json.loads(
+        fake.run("generate", "--model", "tiny", "--max-tokens=1", "--chat", "--json", "hi<|im_end|>")[0]
+    )
+    assert said["prompt_ids"] == tokenizer.encode_chat([{"role": "user", "content": "hi<|im_end|>"}])
+
+
+def test_without_max_tokens_the_answer_takes_what_fits_up_to_128(fake):
+    said = json.loads(fake.run("generate", "--model", "tiny", "--json", "x")[0])
+    assert len(said["token_ids"]) == 128
+    long = "a b" * 500
+    said = json.loads(fake.run("generate", "--model", "tiny", "--json", long)[0])
+    assert len(said["prompt_ids"]) + len(said["token_ids"]) == 1024
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        ([""], 1, "the prompt is empty"),
+        (["a b" * 1000], 1, "exceed the context of 1024"),
+        (["x", "--max-tokens", "2000"], 1, "max_tokens 2000 exceed the context of 1024"),
+        (["x", "--max-tokens", "0"], 2, "argument --max-tokens: 0 is too small; it must be at least 1"),
+        (["x", "--max-tokens", "-1"], 2, "-1 is too small"),
+        (["x", "--max-tokens", "many"], 2, "invalid integer value: 'many'"),
+        (["x", "--temperature=-0.5"], 2, "argument --temperature: -0.5 is no temperature"),
+        (["x", "--temperature", "nan"], 2, "nan is no temperature"),
+        (["x", "--temperature", "1e30"], 1, "temperature is 1e+30; it must be between 0 (greedy) and 1e+06"),
+        (["x", "--seed", "-1"], 2, "argument --seed: -1 is too small"),
+        (["x", "--seed", str(2**64)], 1, "seed is 18446744073709551616"),
+        (["x", "--target", "tpu"], 2, "argument --target: invalid choice: 'tpu'"),
+        (["x", "--tokens", "5"], 2, "unrecognized arguments: --tokens"),
+        ([], 2, "the following arguments are required: prompt"),
+        (["x", "--model", "/nowhere"], 1, "there is no model '/nowhere'"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_starts_no_engine(tmp_path, arguments, code, complaint):
+    bench = Bench(tmp_path, {"BLINK_REF_ENGINE": "/never/started"})
+    out, err = bench.run("generate", "--model", "tiny", *arguments, code=code)
+    assert out == ""
+    assert err.startswith("blink-ref: error: ")
+    assert complaint in err
+    assert err.count("\n") == 1
+
+
+def test_input_that_is_not_utf8_is_refused_with_its_place(fake):
+    _, err = fake.run("generate", "--model", "tiny", "-", stdin=b"ab\xffc", code=1)
+    assert err == "blink-ref: error: byte 2 of standard input, 0xff, is not UTF-8; convert it first\n"
+
+
+def test_debug_shows_the_traceback(fake):
+    _, err = fake.run("generate", "--model", "tiny", "--debug", "", code=1)
+    assert "Traceback" in err
+    assert "the prompt is empty" in err
+
+
+@pytest.mark.parametrize(
+    ("engine", "complaint"),
+    [
+        ({"BLINK_REF_ENGINE": "/nowhere/engine"}, "cannot start the engine /nowhere/engine (No such file"),
+        ({"BLINK_REF_ENGINE": "false"}, "ended with exit code 1 before it served; its own messages are above"),
+        ({"BLINK_REF_ENGINE": "sh -c 'kill -9 $$' --"}, "was killed by SIGKILL before it served"),
+        ({"BLINK_REF_ENGINE": "echo hello"}, "the engine said b'hello --model"),
+        ({"BLINK_REF_ENGINE": "sh -c 'echo 5'"}, "and not that it serves"),
+    ],
+)
+def test_an_engine_that_does_not_come_to_serve_is_one_line(tmp_path, engine, complaint):
+    _, err = Bench(tmp_path, engine).run("generate", "--model", "tiny", "x", code=1)
+    assert err.startswith("blink-ref: error: ")
+    assert complaint in err
+    assert err.count("\n") == 1
+
+
+def test_the_engines_own_error_is_passed_on(tmp_path):
+    bench = Bench(tmp_path).fake(error="no room in /dev/shm; free some")
+    assert bench.run("generate", "--model", "tiny", "x", code=1)[1] == (
+        "blink-ref: error: no room in /dev/shm; free some\n"
+    )
+
+
+def test_a_request_that_the_engine_refuses_is_one_line(tmp_path):
+    _, err = Bench(tmp_path).fake(refuse=5).run("generate", "--model", "tiny", "x", code=1)
+    assert err == "blink-ref: error: the request failed: the KV cache can never hold it\n"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_in_mid_stream_ends_everything_in_order(bench, number, code):
+    process = bench.start(*LONG)
+    assert process.stdout.read(5)
+    engine = bench.engine_pid()
+    process.send_signal(number)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == code
+    assert err == b""
+    wait_until_gone(engine, 0)
+    assert bench.left() == []
+
+
+def test_an_interrupt_while_the_engine_starts_ends_everything(tmp_path):
+    bench = Bench(tmp_path).fake(startup=30)
+    process = bench.start(*LONG)
+    time.sleep(1)
+    (engine,) = children(process.pid)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    assert (process.returncode, err) == (130, b"")
+    wait_until_gone(engine, 0)
+
+
+def children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as listed:
+        return [int(child) for child in listed.read().split()]
+
+
+def test_an_engine_killed_in_mid_stream_is_one_line_and_leaves_nothing(bench):
+    process = bench.start(*LONG)
+    assert process.stdout.read(5)
+    engine = bench.engine_pid()
+    os.kill(engine, signal.SIGKILL)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 1
+    assert err.decode().splitlines() == [
+        f"blink-ref: error: the engine (process {engine}) died; look above for its last words and start it again"
+    ]
+    assert bench.left() == []
+
+
+def test_a_nic_killed_in_mid_stream_leaves_no_engine_and_the_next_start_clears_up(bench):
+    process = bench.start(*LONG)
+    assert process.stdout.read(5)
+    engine = bench.engine_pid()
+    process.kill()
+    process.communicate()
+    wait_until_gone(engine)
+    bench.run("generate", "--model", "tiny", "--max-tokens", "1", "x")
+    assert bench.left() == []
+
+
+def test_nic_and_engine_killed_together_leave_nothing_after_the_next_start(bench):
+    process = bench.start(*LONG)
+    assert process.stdout.read(5)
+    engine = bench.engine_pid()
+    os.kill(engine, signal.SIGKILL)
+    process.kill()
+    process.communicate()
+    wait_until_gone(engine)
+    assert len(bench.left()) == 1
+    bench.run("generate", "--model", "tiny", "--max-tokens", "1", "x")
+    assert bench.left() == []
+
+
+def test_two_commands_at_once_do_not_disturb_each_other(bench):
+    arguments = ["generate", "--model", "tiny", "--max-tokens", "40", "--ignore-eos", "--json"]
+    prompts = ["It was", "She had been"]
+    alone = [json.loads(bench.run(*arguments, prompt)[0])["token_ids"] for prompt in prompts]
+    both = [bench.start(*arguments, prompt) for prompt in prompts]
+    assert [json.loads(process.communicate(timeout=120)[0])["token_ids"] for process in both] == alone
+    assert bench.left() == []
+
+
+def test_a_reader_that_has_enough_ends_the_command_without_a_word(bench):
+    process = bench.start(*LONG)
+    assert process.stdout.read(5)
+    engine = bench.engine_pid()
+    process.stdout.close()
+    assert process.wait(20) == 141
+    assert process.stderr.read() == b""
+    wait_until_gone(engine, 0)
+    process.stderr.close()
+
+
+def test_ctrl_c_on_a_terminal_leaves_it_as_it_was(tmp_path):
+    bench = Bench(tmp_path).fake(startup=3, delay=0.01)
+    master, terminal = os.openpty()
+    before = termios.tcgetattr(terminal)
+
+    def own_the_terminal():
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
+    process = bench.start(*LONG, preexec_fn=own_the_terminal, **streams)
+    shown = b""
+    while PROMPT.encode() not in shown:
+        shown += os.read(master, 1000)
+    assert re.search(rb"\rstarting the engine: \d s.*\r\x1b\[K", shown), "a note, wiped when the engine serves"
+    engine = bench.engine_pid()
+    os.write(master, b"\x03")
+    assert process.wait(10) == 130
+    wait_until_gone(engine, 0)
+    assert termios.tcgetattr(terminal) == before
+    assert no_traceback(os.read(master, 10000).decode(errors="replace"))
+    os.close(master)
+    os.close(terminal)
+
+
+def test_the_nic_process_imports_no_device_code_and_no_cuda(tmp_path):
+    program = """
+import sys
+from blink_ref.cli import main
+assert main(["generate", "--model", "tiny", "--max-tokens", "3", "x"]) == 0
+import blink_ref.nic.server
+forbidden = ("numba", "cuda", "llvmlite", "blink_ref.simt", "blink_ref.kernels", "blink_ref.kvcache",
+             "blink_ref.scheduler", "blink_ref.engine", "blink_ref.ring.device")
+found = [name for name in sys.modules for prefix in forbidden if (name + ".").startswith(prefix + ".")]
+assert not found, found
+"""
+    bench = Bench(tmp_path).fake()
+    environment = {**os.environ, **bench.engine, "BLINK_REF_WINDOW_DIR": str(tmp_path)}
+    subprocess.run([COMMAND[0], "-c", program], env=environment, check=True, capture_output=True)
