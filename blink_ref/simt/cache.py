@@ -1,4 +1,4 @@
-"""Compiled CPU code on disk, keyed by what the code depends on.
+"""Compiled code on disk, keyed by what the code depends on.
 
 Numba's own cache looks at one file's time stamp, so it misses an edit to a callee in another file.
 Here the key is a hash over a function's *call closure*: its own bytecode and constants, those of
@@ -54,7 +54,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(_plain(v) for v in value)
     if isinstance(value, DeviceFunction):
-        return f"device {value.__module__}.{value.__qualname__}"
+        return f"device {value.__module__}.{value.python.__qualname__}"
     if isinstance(value, types.ModuleType | types.FunctionType | types.BuiltinFunctionType | type):
         return f"{type(value).__name__} {value.__name__}"
     if isinstance(value, np.ndarray):  # its repr leaves out the middle
@@ -62,15 +62,17 @@ def _plain(value: Any) -> Any:
     return repr(value)
 
 
-class _Locator(caching._CacheLocator):
-    """Puts a function's compiled code into the user's cache folder, named by its closure's hash."""
+class Locator(caching._CacheLocator):
+    """Puts a function's compiled code into the user's cache folder, stamped with its closure's hash."""
+
+    TARGET = "cpu"
 
     def __init__(self, fn: types.FunctionType) -> None:
         self._hash = closure_hash(fn)
         self._py_file = fn.__code__.co_filename
 
     def get_cache_path(self) -> str:
-        return str(cache_dir() / "cpu")
+        return str(cache_dir() / self.TARGET)
 
     def get_source_stamp(self) -> str:
         return self._hash
@@ -80,14 +82,14 @@ class _Locator(caching._CacheLocator):
         return hashlib.sha256(self._py_file.encode()).hexdigest()[:12]
 
     @classmethod
-    def from_function(cls, py_func: types.FunctionType, py_file: str) -> "_Locator":
+    def from_function(cls, py_func: types.FunctionType, py_file: str) -> "Locator":
         locator = cls(py_func)
         locator.ensure_cache_path()
         return locator
 
 
 class _Implementation(caching.CompileResultCacheImpl):
-    _locator_classes = [_Locator]  # noqa: RUF012 - numba's name and form
+    _locator_classes = [Locator]  # noqa: RUF012 - numba's name and form
 
 
 class ClosureCache(caching.Cache):

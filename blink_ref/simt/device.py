@@ -27,7 +27,7 @@ class DeviceFunction:
         return self.python(*args)
 
     def __repr__(self) -> str:
-        return f"<device function {self.__module__}.{self.__qualname__}>"
+        return f"<device function {self.__module__}.{self.python.__qualname__}>"
 
     @functools.cached_property
     def cpu(self) -> Any:

@@ -25,6 +25,7 @@ from numba.cuda.typing.typeof import typeof, typeof_impl
 from ..errors import BlinkError
 from . import capability, ptx
 from . import vocabulary as words
+from .cache import Locator
 from .device import DeviceFunction
 from .lowering import (
     COMMON,
@@ -144,7 +145,29 @@ def kernel(fn: DeviceFunction, lanes: int) -> Any:
         cuda.syncthreads()
         body(Block(i64(cuda.blockIdx.x), i64(cuda.gridDim.x), shared, grid, turn), *args)
 
+    run._cache = _KernelCache(fn.python, lanes)
     return run
+
+
+class _KernelLocator(Locator):
+    TARGET = "cuda"
+
+
+class _KernelCacheImplementation(cuda_dispatcher.CUDACacheImpl):
+    _locator_classes = [_KernelLocator]  # noqa: RUF012 - numba's name and form
+
+
+class _KernelCache(cuda_dispatcher.CUDACache):
+    """Compiled kernels on disk, keyed by the closure of the device function they run, and the launch bound."""
+
+    _impl_class = _KernelCacheImplementation
+
+    def __init__(self, fn: FunctionType, lanes: int) -> None:
+        super().__init__(fn)
+        self._lanes = lanes
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        return sig, codegen.magic_tuple(), self._lanes
 
 
 class Running:
@@ -355,7 +378,7 @@ def _(typing_context, ns):
 def _(spins):
     def relax(spins):
         if spins > 20000:
-            _sleep(u32(1000))
+            _sleep(u32(2000))
         elif spins > 2000:
             _sleep(u32(100))
 
