@@ -197,9 +197,9 @@ def rank(value, index):
 
     NaN of either sign orders below every number, so a poisoned logit is never chosen. -0 equals 0.
     """
-    value = np.float32(value) + np.float32(0.0)  # makes -0 to 0
-    bits = 0 if np.isnan(value) else int(value.view(np.uint32))
+    value, bits = np.float32(value), 0
     if not np.isnan(value):
+        bits = 0 if value == 0 else int(value.view(np.uint32))
         bits = bits ^ 0xFFFFFFFF if bits >> 31 else bits | 0x80000000
     return np.int64((bits << 31) - (1 << 62) + (0x7FFFFFFF - int(index)))
 
