@@ -18,8 +18,8 @@ def serve(block, window, slots, queue, plan, cache, model, act, context, max_ste
     """Serve the window's requests. All lanes of all blocks.
 
     Returns when the window's stop word is set, after `max_steps` steps (0 = no limit), or after the
-    scheduler has turned `patience` times without work (0 = it waits for ever). The state it leaves in its
-    arrays is whole: launched again, it goes on.
+    scheduler has turned `patience` times without finding a step to run (0 = it waits for ever). The
+    state it leaves in its arrays is whole: launched again, it goes on.
     """
     step = i64(0)
     while max_steps == 0 or step < max_steps:

@@ -14,7 +14,7 @@ from ..simt.vocabulary import (
     u32,
 )
 from .retire import finish
-from .state import RUNNING, WAITING_HEAD, WAITING_TAIL
+from .state import RUNNING, WAITING_TAIL
 
 AT_ONCE = 4
 """Doorbells a lane reads before it looks at any: loads across PCIe take a microsecond, but overlap."""
@@ -82,9 +82,3 @@ def cancelled(window, slots, slot):
 def waiting_at(queue, place):
     """The slot at a place of the waiting ring. One lane."""
     return i64(queue.waiting[place & (i64(queue.waiting.shape[0]) - 1)])
-
-
-@device
-def anyone(queue):
-    """Whether any request waits or runs. One lane."""
-    return queue.count[RUNNING] > 0 or queue.count[WAITING_TAIL] > queue.count[WAITING_HEAD]

@@ -5,7 +5,7 @@ from ..ring.layout import SERVING, SHUTDOWN, STOPPED
 from ..simt import device
 from ..simt.vocabulary import SYSTEM, barrier, i32, i64, load_acquire, relax, thread_id
 from .admit import admit
-from .arrivals import anyone, cancel_running, scan, waiting_at
+from .arrivals import cancel_running, scan, waiting_at
 from .batch import make_plan
 from .retire import finish, publish
 from .state import CHUNKS, GO, IDLE, LEAVE, ROWS, RUN, RUNNING, WAITING_HEAD, WAITING_TAIL
@@ -18,9 +18,9 @@ BEATS, STEPS, STATE, RUN_COUNT, WAIT_COUNT = range(5)
 def schedule(block, window, slots, queue, plan, cache, model, context, patience):
     """Publish the step before, take arrivals in, admit, and plan the next step. All lanes of one block.
 
-    Spins while there is nothing to do. Ends with ``plan.count[GO]`` = RUN and a plan, LEAVE when the stop
-    word is set, or IDLE after `patience` turns without work (0 = never); the caller's grid barrier shows it
-    to the other blocks.
+    Spins while there is nothing to do, or no room in the outboxes for what there is. Ends with
+    ``plan.count[GO]`` = RUN and a plan, LEAVE when the stop word is set, or IDLE after `patience` turns
+    without a plan (0 = never); the caller's grid barrier shows it to the other blocks.
     """
     publish(block, window, slots, queue, plan, cache, model.eos)
     turns = i64(0)
@@ -55,7 +55,7 @@ def what_now(window, slots, queue, plan, cache, turns, patience):
     if plan.count[ROWS] > 0:
         beat(window, STEPS, window.heartbeat[STEPS] + 1)
         return RUN
-    if patience > 0 and turns >= patience and not anyone(queue):
+    if patience > 0 and turns >= patience:
         return IDLE
     return -1
 
