@@ -1,0 +1,209 @@
+"""Tokens out, ends, and what a request leaves behind."""
+
+import numpy as np
+import pytest
+from engine_bench import SMALL, TARGETS, Answer, Bench, chosen, small
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blink_ref import simt
+from blink_ref.ring.layout import (
+    CANCEL,
+    CANCELLED,
+    DECODE,
+    DONE,
+    FAILED,
+    FREE,
+    LENGTH,
+    PREFILL,
+    REASONS,
+    SHUTDOWN,
+    STOP,
+    STOPPED,
+)
+from blink_ref.scheduler.retire import end_reason, end_spec, finish
+from blink_ref.scheduler.state import RUNNING
+from blink_ref.simt import device
+
+targets = pytest.mark.parametrize("target", TARGETS)
+END_TOKEN = SMALL.eos_ids[0]
+
+
+@device
+def end_alone(block, token, eos, ignore_eos, produced, limit, out):
+    out[0] = end_reason(token, eos, ignore_eos, produced, limit)
+
+
+@device
+def finish_alone(block, window, slots, queue, cache, slot, reason, out):
+    out[0] = 1 if finish(window, slots, queue, cache, slot, reason) else 0
+
+
+def bench(outbox=64, **changes):
+    return Bench(small(), chosen(SMALL, **changes), outbox=outbox)
+
+
+@targets
+@settings(max_examples=80, deadline=None)
+@given(
+    st.integers(0, 9),
+    st.lists(st.integers(0, 9), min_size=1, max_size=4),
+    st.booleans(),
+    st.integers(1, 5),
+    st.integers(1, 5),
+)
+def test_a_request_ends_for_the_reason_of_the_spec(target, token, eos, ignore_eos, produced, limit):
+    out = np.full(1, -1, np.int64)
+    arguments = token, np.array(eos, np.int32), int(ignore_eos), produced, limit
+    simt.launch(end_alone, 1, 1, *arguments, out, target=target)
+    assert out[0] == end_spec(token, tuple(eos), ignore_eos, produced, limit)
+
+
+@pytest.mark.parametrize("target", ["cpu", "python"])
+def test_a_model_without_end_tokens_ends_by_length_only(target):
+    out = np.full(1, -1, np.int64)
+    simt.launch(end_alone, 1, 1, 2, np.array([], np.int32), 0, 3, 3, out, target=target)
+    assert out[0] == LENGTH
+
+
+def test_an_end_token_at_the_limit_counts_as_stop():
+    assert end_spec(2, (2,), False, 5, 5) == STOP
+    assert end_spec(2, (2,), True, 5, 5) == LENGTH
+
+
+@targets
+@pytest.mark.parametrize("reason", REASONS)
+def test_an_end_gives_back_pages_and_place_and_shows_how_it_ended(target, reason):
+    made = bench()
+    for slot in (4, 5, 6):
+        made.desk.ring(slot, [1] * 9, 9)
+    made.run(1)
+    out = np.zeros(1, np.int64)
+    rest = made.view, made.slots, made.queue, made.cache, 5, reason, out
+    simt.launch(finish_alone, 1, 1, *rest, target=target)
+    assert out[0] == 1
+    assert made.running() == [4, 6]
+    assert made.slots.pages[5] == 0
+    assert made.slots.state[5] == FREE
+    seen = CANCELLED if reason == CANCEL else FAILED if reason > CANCEL else DONE
+    assert made.window.gpu["state"][5] == seen
+    assert sorted(made.free_pages() + made.held_pages(4) + made.held_pages(6)) == list(range(made.cache.pages))
+    made.desk.read()
+    assert made.desk.answers[5] == Answer([], reason)
+
+
+@targets
+def test_an_end_without_room_in_the_outbox_changes_nothing(target):
+    made = bench(outbox=2)
+    made.desk.ring(0, [1], 9)
+    made.run(1)
+    made.view.written[0] = 2
+    before = [array.copy() for part in (made.slots, made.queue, made.cache) for array in part[:-2]]
+    out = np.ones(1, np.int64)
+    rest = made.view, made.slots, made.queue, made.cache, 0, LENGTH, out
+    simt.launch(finish_alone, 1, 1, *rest, target=target)
+    assert out[0] == 0
+    after = [array for part in (made.slots, made.queue, made.cache) for array in part[:-2]]
+    for old, new in zip(before, after, strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert made.running() == [0]
+    assert made.view.written[0] == 2
+
+
+def test_the_states_of_a_request_can_be_watched():
+    made = bench(rows=4, running=4)
+    watched = made.window.gpu["state"]
+    made.desk.ring(0, [1] * 6, 2, ignore_eos=True)
+    seen = []
+    for _ in range(4):
+        made.run(1)
+        seen.append(int(watched[0]))
+    assert seen == [PREFILL, PREFILL, DECODE, DONE]
+
+
+def test_the_tokens_of_an_answer_come_before_its_end_token_ends_it():
+    made = bench()
+    made.desk.ring(0, [1, 2, 3], 30)  # greedy; this model says an end token after a while
+    made.run()
+    made.desk.read()
+    tokens, reason = made.desk.answers[0]
+    assert reason == STOP
+    assert tokens[-1] in SMALL.eos_ids
+    assert not set(tokens[:-1]) & set(SMALL.eos_ids)
+    made.desk.ring(0, [1, 2, 3], 30, ignore_eos=True)
+    made.run()
+    made.desk.read()
+    longer, reason = made.desk.answers[0]
+    assert (reason, len(longer)) == (LENGTH, 30)
+    assert longer[: len(tokens)] == tokens
+
+
+def test_a_full_outbox_pauses_its_slots_and_loses_nothing():
+    made = bench(outbox=4)
+    for slot in range(3):
+        made.desk.ring(slot, [slot, 9], 12, ignore_eos=True)
+    made.run()
+    standing = made.steps
+    made.run()
+    assert made.steps == standing, "no step runs while nobody reads"
+    while made.desk.busy():
+        assert made.desk.read(1)
+        made.run()
+    roomy = bench()
+    for slot in range(3):
+        roomy.desk.ring(slot, [slot, 9], 12, ignore_eos=True)
+    roomy.run()
+    roomy.desk.read()
+    assert made.desk.answers == roomy.desk.answers
+
+
+def test_a_reader_that_has_gone_does_not_pause_the_other_worker():
+    made = Bench(small(), chosen(SMALL), outbox=4, workers=2)
+    for slot in (0, 1, 8, 9):
+        made.desks[slot // 8].ring(slot, [slot], 10, ignore_eos=True)
+    for _ in range(100):
+        made.run()
+        made.desks[1].read()
+    assert made.desks[1].busy() == []
+    assert made.running() == [0, 1]
+
+
+# --- the end of all
+
+
+def test_a_stop_ends_running_and_waiting_requests_with_shutdown():
+    made = bench(running=2, rows=8)
+    for slot in range(4):
+        made.desk.ring(slot, [slot, 1], 20, ignore_eos=True)
+    made.run(5)
+    assert len(made.waiting()) == 2
+    made.stop()
+    made.desk.read()
+    assert [answer.reason for answer in made.desk.answers.values()] == [SHUTDOWN] * 4
+    assert [len(answer.tokens) for answer in made.desk.answers.values()] == [5, 5, 0, 0], "no token drawn is lost"
+    assert made.window.gpu["heartbeat"][2] == STOPPED
+    assert sorted(made.free_pages()) == list(range(made.cache.pages))
+    assert made.running() == made.waiting() == []
+
+
+def test_a_stop_with_a_full_outbox_leaves_at_once_and_says_so():
+    made = bench(outbox=4)
+    for slot in range(6):
+        made.desk.ring(slot, [slot, 1], 20, ignore_eos=True)
+    made.run()
+    made.stop()
+    assert made.window.gpu["heartbeat"][2] == STOPPED
+    made.desk.read()
+    assert made.desk.busy(), "those have to learn it from the heartbeat"
+
+
+def test_a_stopped_engine_takes_nothing_new():
+    made = bench()
+    made.stop()
+    steps = made.steps
+    made.desk.ring(0, [1], 1)
+    made.run()
+    assert made.steps == steps
+    assert made.queue.count[RUNNING] == 0
+    made.desk.read()
+    assert made.desk.answers[0].reason == SHUTDOWN
