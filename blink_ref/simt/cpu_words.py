@@ -1,0 +1,316 @@
+"""The words on the CPU. A block has one lane, so most of them vanish.
+
+The inner loops are written as LLVM vectors with a fixed number of accumulators, so that a sum is added
+in the same order whatever the machine's vector width; LLVM splits the vectors to fit.
+"""
+
+import math
+import platform
+import time
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.typing import templates
+from numba.extending import overload
+
+from . import vocabulary as words
+from .lowering import (
+    COMMON,
+    DEFAULT,
+    F32,
+    I32,
+    I64,
+    VOID,
+    element_pointer,
+    index_argument,
+    is_vector,
+    register,
+)
+
+
+def _define(word: Any) -> Any:
+    def decorate(define: Any) -> Any:
+        register(templates, types.Function, "cpu", word, define)
+        return define
+
+    return decorate
+
+
+for _word, _definition in COMMON.items():
+    _define(_word)(_definition)
+
+
+# --- ids and exchanges of a block with one lane
+
+for _word in (words.thread_id, words.lane_id, words.warp_id):
+    overload(_word, target="cpu", strict=False)(lambda: lambda: 0)
+for _word in (words.block_threads, words.warp_width, words.warps):
+    overload(_word, target="cpu", strict=False)(lambda: lambda: 1)
+for _word in (words.barrier, words.warp_barrier):
+    overload(_word, target="cpu", strict=False)(lambda: lambda: None)
+for _word in (words.lane_sum, words.lane_max):
+    overload(_word, target="cpu", strict=False)(lambda x: lambda x: x)
+overload(words.lane_any, target="cpu", strict=False)(lambda x: lambda x: x != 0)
+overload(words.lane_broadcast, target="cpu", strict=False)(lambda x, source: lambda x, source: x)
+
+
+# --- plain loops, which LLVM vectorises as they stand
+
+
+overload(words.prefetch, target="cpu", strict=False)(lambda w, i, n: lambda w, i, n: None)
+overload(words.opaque, target="cpu", strict=False)(lambda x: lambda x: x)
+
+
+@overload(words.exp, target="cpu", strict=False)
+def _(x):
+    return lambda x: words.f32(math.exp(x))
+
+
+@overload(words.block_copy, target="cpu", strict=False)
+def _(out, k, a, i, n):
+    def block_copy(out, k, a, i, n):
+        for c in range(n):
+            out[k + c] = a[i + c]
+
+    return block_copy
+
+
+@overload(words.block_scale, target="cpu", strict=False)
+def _(out, k, a, i, scale, gain, g, n):
+    def block_scale(out, k, a, i, scale, gain, g, n):
+        for c in range(n):
+            out[k + c] = a[i + c] * scale * gain[g + c]
+
+    return block_scale
+
+
+# --- ordered accesses
+
+
+def _pointer(context, builder, signature, args):
+    index = index_argument(context, builder, signature, args, 1)
+    return element_pointer(context, builder, signature.args[0], args[0], index)
+
+
+def _define_load(word: Any, ordering: str) -> None:
+    @_define(word)
+    def _(typing_context, a, i, scope=None):
+        def codegen(context, builder, signature, args):
+            pointer = _pointer(context, builder, signature, args)
+            return builder.load_atomic(pointer, ordering, a.dtype.bitwidth // 8)
+
+        return a.dtype(a, i, scope or DEFAULT), codegen
+
+
+_define_load(words.load_relaxed, "monotonic")
+_define_load(words.load_acquire, "acquire")
+
+
+@_define(words.store_release)
+def _(typing_context, a, i, value, scope=None):
+    def codegen(context, builder, signature, args):
+        pointer = _pointer(context, builder, signature, args)
+        builder.store_atomic(args[2], pointer, "release", a.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.none(a, i, a.dtype, scope or DEFAULT), codegen
+
+
+def _define_rmw(word: Any, operation: str) -> None:
+    @_define(word)
+    def _(typing_context, a, i, value, scope=None):
+        name = "u" + operation if operation == "max" and not a.dtype.signed else operation
+
+        def codegen(context, builder, signature, args):
+            return builder.atomic_rmw(name, _pointer(context, builder, signature, args), args[2], "acq_rel")
+
+        return a.dtype(a, i, a.dtype, scope or DEFAULT), codegen
+
+
+_define_rmw(words.atomic_add, "add")
+_define_rmw(words.atomic_max, "max")
+
+
+@_define(words.atomic_cas)
+def _(typing_context, a, i, expected, value, scope=None):
+    def codegen(context, builder, signature, args):
+        pointer = _pointer(context, builder, signature, args)
+        pair = builder.cmpxchg(pointer, args[2], args[3], "acq_rel", "acquire")
+        return builder.extract_value(pair, 0)
+
+    return a.dtype(a, i, a.dtype, a.dtype, scope or DEFAULT), codegen
+
+
+# --- waiting and time
+
+YIELDS_FROM, SLEEPS_FROM, LONGEST_SLEEP_US = 64, 2000, 1500
+
+
+@_define(words.relax)
+def _(typing_context, spins):
+    on_x86 = platform.machine() in ("x86_64", "AMD64", "i686")
+
+    def codegen(context, builder, signature, args):
+        n = args[0]
+        with builder.if_else(builder.icmp_signed("<", n, ir.Constant(I64, YIELDS_FROM))) as (short, longer):
+            with short:
+                name, given = ("llvm.x86.sse2.pause", []) if on_x86 else ("llvm.aarch64.hint", [I32(1)])
+                kind = ir.FunctionType(VOID, [g.type for g in given])
+                builder.call(cgutils.get_or_insert_function(builder.module, kind, name), given)
+            with (
+                longer,
+                builder.if_else(builder.icmp_signed("<", n, ir.Constant(I64, SLEEPS_FROM))) as (y, s),
+            ):
+                with y:
+                    give_way = ir.FunctionType(I32, [])
+                    builder.call(cgutils.get_or_insert_function(builder.module, give_way, "sched_yield"), [])
+                with s:
+                    # 20 us, and one more each turn: the longest sleep is reached after about a second
+                    wanted = builder.sub(n, ir.Constant(I64, SLEEPS_FROM - 20))
+                    most = ir.Constant(I64, LONGEST_SLEEP_US)
+                    us = builder.select(builder.icmp_signed("<", wanted, most), wanted, most)
+                    sleep = ir.FunctionType(I32, [I32])
+                    usleep = cgutils.get_or_insert_function(builder.module, sleep, "usleep")
+                    builder.call(usleep, [builder.trunc(us, I32)])
+        return context.get_dummy_value()
+
+    return types.none(types.int64), codegen
+
+
+@_define(words.clock_ns)
+def _(typing_context):
+    def codegen(context, builder, signature, args):
+        pair = cgutils.alloca_once(builder, ir.ArrayType(I64, 2))
+        kind = ir.FunctionType(I32, [I32, pair.type])
+        now = cgutils.get_or_insert_function(builder.module, kind, "clock_gettime")
+        builder.call(now, [ir.Constant(I32, time.CLOCK_MONOTONIC), pair])
+        both = builder.load(pair)
+        seconds, ns = builder.extract_value(both, 0), builder.extract_value(both, 1)
+        return builder.add(builder.mul(seconds, ir.Constant(I64, 10**9)), ns)
+
+    return types.int64(), codegen
+
+
+# --- inner loops
+
+
+def _load_floats(builder, pointer, offset, lanes, dtype):
+    """`lanes` stored elements from pointer[offset] on, as a float32 vector."""
+    stored = {types.uint16: ir.IntType(16), types.int16: ir.HalfType(), types.float32: F32}[dtype]
+    at = builder.bitcast(builder.gep(pointer, [offset]), ir.VectorType(stored, lanes).as_pointer())
+    loaded = builder.load(at, align=dtype.bitwidth // 8)
+    if dtype == types.float32:
+        return loaded
+    if dtype == types.int16:
+        return builder.fpext(loaded, ir.VectorType(F32, lanes))
+    wide = builder.zext(loaded, ir.VectorType(I32, lanes))
+    shift = ir.Constant(wide.type, [16] * lanes)
+    return builder.bitcast(builder.shl(wide, shift), ir.VectorType(F32, lanes))
+
+
+def _multiply_add(builder, a, b, c):
+    kind = ir.FunctionType(a.type, [a.type] * 3)
+    name = f"llvm.fmuladd.v{a.type.count}f32"
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [a, b, c])
+
+
+def _strip(builder, start, n, step, body):
+    """``for k in range(start, n - step + 1, step): body(k)``; returns the first k left over."""
+    k = cgutils.alloca_once_value(builder, start)
+    test, loop, done = (builder.append_basic_block(f"strip.{name}") for name in ("test", "loop", "done"))
+    width = ir.Constant(I64, step)
+    builder.branch(test)
+    builder.position_at_end(test)
+    now = builder.load(k)
+    builder.cbranch(builder.icmp_signed("<=", builder.add(now, width), n), loop, done)
+    builder.position_at_end(loop)
+    body(now)
+    builder.store(builder.add(now, width), k)
+    builder.branch(test)
+    builder.position_at_end(done)
+    return builder.load(k)
+
+
+def _halves(builder, vector):
+    """The lower and the upper half of a vector."""
+    n = vector.type.count // 2
+    undefined = ir.Constant(vector.type, ir.Undefined)
+    low, high = (
+        builder.shuffle_vector(vector, undefined, ir.Constant(ir.VectorType(I32, n), list(part)))
+        for part in (range(n), range(n, 2 * n))
+    )
+    return low, high
+
+
+def _dot(typing_context, a, i, b, j, n):
+    if not (is_vector(a) and is_vector(b) and b.dtype == types.float32):
+        return None
+    wide, accumulators = 16, 4
+
+    def codegen(context, builder, signature, args):
+        at = [index_argument(context, builder, signature, args, k) for k in (1, 3, 4)]
+        left = element_pointer(context, builder, a, args[0], at[0])
+        right = element_pointer(context, builder, b, args[2], at[1])
+        vector, narrow = ir.VectorType(F32, wide), ir.VectorType(F32, wide // 2)
+        sums = [cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * wide)) for _ in range(accumulators)]
+        rest = cgutils.alloca_once_value(builder, ir.Constant(narrow, [0.0] * (wide // 2)))
+
+        def accumulate(k, total, lanes):
+            x = _load_floats(builder, left, k, lanes, a.dtype)
+            y = _load_floats(builder, right, k, lanes, types.float32)
+            builder.store(_multiply_add(builder, x, y, builder.load(total)), total)
+
+        def stride(k):
+            for m, total in enumerate(sums):
+                accumulate(builder.add(k, ir.Constant(I64, m * wide)), total, wide)
+
+        k = _strip(builder, ir.Constant(I64, 0), at[2], wide * accumulators, stride)
+        k = _strip(builder, k, at[2], wide, lambda k: accumulate(k, sums[0], wide))
+        _strip(builder, k, at[2], wide // 2, lambda k: accumulate(k, rest, wide // 2))
+        s = [builder.load(total) for total in sums]
+        total = builder.fadd(builder.fadd(s[0], s[1]), builder.fadd(s[2], s[3]))
+        low, high = _halves(builder, total)
+        total = builder.fadd(builder.fadd(low, high), builder.load(rest))
+        while total.type.count > 2:
+            total = builder.fadd(*_halves(builder, total))
+        return builder.fadd(*(builder.extract_element(total, ir.Constant(I32, lane)) for lane in (0, 1)))
+
+    return types.float32(a, i, b, j, n), codegen
+
+
+_define(words.dot)(_dot)
+_define(words.row_dot)(_dot)
+
+
+@_define(words.row_mix)
+def _(typing_context, weight, i, n, rows, j, width, out, k):
+    lanes = 8
+
+    def codegen(context, builder, signature, args):
+        at = {m: index_argument(context, builder, signature, args, m) for m in (1, 2, 4, 5, 7)}
+        weights = element_pointer(context, builder, weight, args[0], at[1])
+        values = element_pointer(context, builder, rows, args[3], at[4])
+        target = element_pointer(context, builder, out, args[6], at[7])
+
+        def columns(c):
+            old = _load_floats(builder, target, c, lanes, types.float32)
+            total = cgutils.alloca_once_value(builder, old)
+
+            def row(p):
+                share = builder.load(builder.gep(weights, [p]))
+                vector = ir.Constant(ir.VectorType(F32, lanes), ir.Undefined)
+                for lane in range(lanes):
+                    vector = builder.insert_element(vector, share, ir.Constant(I32, lane))
+                x = _load_floats(builder, values, builder.add(builder.mul(p, at[5]), c), lanes, types.float32)
+                builder.store(_multiply_add(builder, x, vector, builder.load(total)), total)
+
+            _strip(builder, ir.Constant(I64, 0), at[2], 1, row)
+            place = builder.bitcast(builder.gep(target, [c]), ir.VectorType(F32, lanes).as_pointer())
+            builder.store(builder.load(total), place, align=4)
+
+        _strip(builder, ir.Constant(I64, 0), at[5], lanes, columns)
+        return context.get_dummy_value()
+
+    return types.none(weight, i, n, rows, j, width, out, k), codegen

@@ -1,0 +1,239 @@
+"""The words on CUDA: ids, waiting, exchanges, ordered accesses; inner loops are in :mod:`.cuda_loops`."""
+
+import math
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from . import ptx
+from . import vocabulary as words
+from .lowering import COMMON, DEFAULT, I32, I64, VOID, asm, element_pointer, index_argument, register
+from .numba_cuda import cuda, cuda_types, cudaimpl, overload, templates
+from .vocabulary import FULL_WARP, block_threads, thread_id, u32
+
+
+def define(word: Any) -> Any:
+    def decorate(define: Any) -> Any:
+        register(templates, cuda_types.Function, "cuda", word, define)
+        return define
+
+    return decorate
+
+
+def define_by(word: Any) -> Any:
+    """Lower `word` by a function that numba-cuda compiles."""
+
+    def decorate(make: Any) -> Any:
+        overload(word, target="cuda", strict=False)(make)
+        return make
+
+    return decorate
+
+
+for _word, _definition in COMMON.items():
+    define(_word)(_definition)
+
+
+def _define_id(word: Any, text: str) -> None:
+    @define(word)
+    def _(typing_context):
+        def codegen(context, builder, signature, args):
+            return builder.zext(asm(builder, I32, text, "=r", []), I64)
+
+        return types.int64(), codegen
+
+
+_define_id(words.thread_id, ptx.THREAD)
+_define_id(words.block_threads, ptx.THREADS)
+define_by(words.warp_width)(lambda: lambda: 32)
+define_by(words.lane_id)(lambda: lambda: thread_id() & 31)
+define_by(words.warp_id)(lambda: lambda: thread_id() >> 5)
+define_by(words.warps)(lambda: lambda: block_threads() >> 5)
+
+
+def arena():
+    """The block's dynamic shared memory as float32 [n]. A word of this file only."""
+    raise NotImplementedError("compiled code only")
+
+
+@define(arena)
+def _(typing_context):
+    def codegen(context, builder, signature, args):
+        return cudaimpl._generic_array(
+            context, builder, (0,), types.float32, "arena", 3, can_dynsized=True, alignment=128
+        )
+
+    return types.Array(types.float32, 1, "C")(), codegen
+
+
+def define_text(word: Any, text: str) -> None:
+    @define(word)
+    def _(typing_context):
+        def codegen(context, builder, signature, args):
+            asm(builder, VOID, text, "", [])
+            return context.get_dummy_value()
+
+        return types.none(), codegen
+
+
+define_text(words.barrier, ptx.BARRIER)
+define_text(words.warp_barrier, ptx.WARP_BARRIER)
+
+
+@define(words.clock_ns)
+def _(typing_context):
+    return types.int64(), lambda context, builder, signature, args: asm(builder, I64, ptx.GLOBAL_TIMER, "=l", [])
+
+
+def _sleep(ns):
+    """``nanosleep``. A word of this file only."""
+    raise NotImplementedError("compiled code only")
+
+
+@define(_sleep)
+def _(typing_context, ns):
+    def codegen(context, builder, signature, args):
+        asm(builder, VOID, ptx.NANOSLEEP, "r", args)
+        return context.get_dummy_value()
+
+    return types.none(types.uint32), codegen
+
+
+@define_by(words.relax)
+def _(spins):
+    def relax(spins):
+        if spins > 20000:
+            _sleep(u32(2000))
+        elif spins > 2000:
+            _sleep(u32(100))
+
+    return relax
+
+
+@define_by(words.lane_sum)
+def _(x):
+    def lane_sum(x):
+        for distance in (16, 8, 4, 2, 1):
+            x += cuda.shfl_xor_sync(FULL_WARP, x, distance)
+        return x
+
+    return lane_sum
+
+
+@define_by(words.lane_max)
+def _(x):
+    def lane_max(x):
+        for distance in (16, 8, 4, 2, 1):
+            x = max(x, cuda.shfl_xor_sync(FULL_WARP, x, distance))
+        return x
+
+    return lane_max
+
+
+define_by(words.lane_broadcast)(lambda x, source: lambda x, source: cuda.shfl_sync(FULL_WARP, x, source))
+define_by(words.lane_any)(lambda x: lambda x: cuda.any_sync(FULL_WARP, x) != 0)
+
+
+@define(words.opaque)
+def _(typing_context, x):
+    def codegen(context, builder, signature, args):
+        return asm(builder, I64, ptx.COPY, "=l,l", args)
+
+    return types.int64(types.int64), codegen
+
+
+@define_by(words.exp)
+def _(x):
+    return lambda x: math.exp(x)
+
+
+# --- ordered accesses
+
+
+def _scope(scope: Any) -> int | None:
+    """The scope of an access, or None while it is not yet known as a constant."""
+    if scope is None or isinstance(scope, types.Omitted):
+        return words.GPU
+    return scope.literal_value if isinstance(scope, types.IntegerLiteral) else None
+
+
+def _register_class(dtype: Any) -> str:
+    return "r" if dtype.bitwidth == 32 else "l"
+
+
+def access(context, builder, signature, args):
+    index = index_argument(context, builder, signature, args, 1)
+    return element_pointer(context, builder, signature.args[0], args[0], index)
+
+
+def _define_load(word: Any, order: str) -> None:
+    @define(word)
+    def _(typing_context, a, i, scope=None):
+        level = _scope(scope)
+        if level is None:
+            return None
+        bits = a.dtype.bitwidth
+
+        def codegen(context, builder, signature, args):
+            pointer = access(context, builder, signature, args)
+            constraints = f"={_register_class(a.dtype)},l"
+            return asm(builder, ir.IntType(bits), ptx.load(order, level, bits), constraints, [pointer])
+
+        return a.dtype(a, i, scope or DEFAULT), codegen
+
+
+_define_load(words.load_relaxed, "relaxed")
+_define_load(words.load_acquire, "acquire")
+
+
+@define(words.store_release)
+def _(typing_context, a, i, value, scope=None):
+    level = _scope(scope)
+    if level is None:
+        return None
+
+    def codegen(context, builder, signature, args):
+        pointer = access(context, builder, signature, args)
+        text = ptx.store_release(level, a.dtype.bitwidth)
+        asm(builder, VOID, text, f"l,{_register_class(a.dtype)}", [pointer, args[2]])
+        return context.get_dummy_value()
+
+    return types.none(a, i, a.dtype, scope or DEFAULT), codegen
+
+
+def _define_rmw(word: Any, operation: str) -> None:
+    @define(word)
+    def _(typing_context, a, i, value, scope=None):
+        level = _scope(scope)
+        if level is None:
+            return None
+        # addition wraps alike for both, and PTX has no 64-bit signed form of it
+        signed = "s" if a.dtype.signed and operation == "max" else "u"
+
+        def codegen(context, builder, signature, args):
+            pointer = access(context, builder, signature, args)
+            text = ptx.atomic(operation, level, f"{signed}{a.dtype.bitwidth}")
+            r = _register_class(a.dtype)
+            return asm(builder, ir.IntType(a.dtype.bitwidth), text, f"={r},l,{r}", [pointer, args[2]])
+
+        return a.dtype(a, i, a.dtype, scope or DEFAULT), codegen
+
+
+_define_rmw(words.atomic_add, "add")
+_define_rmw(words.atomic_max, "max")
+
+
+@define(words.atomic_cas)
+def _(typing_context, a, i, expected, value, scope=None):
+    level = _scope(scope)
+    if level is None:
+        return None
+
+    def codegen(context, builder, signature, args):
+        pointer = access(context, builder, signature, args)
+        text = ptx.compare_and_swap(level, a.dtype.bitwidth)
+        r = _register_class(a.dtype)
+        return asm(builder, ir.IntType(a.dtype.bitwidth), text, f"={r},l,{r},{r}", [pointer, args[2], args[3]])
+
+    return a.dtype(a, i, a.dtype, a.dtype, scope or DEFAULT), codegen
