@@ -1,0 +1,50 @@
+"""The persistent kernel compiles for GPUs that are not here, and fits them."""
+
+import json
+
+import pytest
+
+from blink_ref.engine.compile import compile_kernel, main
+from blink_ref.engine.settings import CUDA_LANES
+from blink_ref.errors import BlinkError
+from blink_ref.simt.assembler import Report
+
+pytest.importorskip("numba_cuda", reason="needs numba-cuda and ptxas: pip install 'blink-ref[cuda13]'")
+
+
+@pytest.mark.parametrize("cc", [(7, 5), (8, 0), (9, 0)])
+def test_the_persistent_kernel_has_no_spill_no_local_memory_and_no_double_precision(cc):
+    ptx, report = compile_kernel(cc)
+    assert report.faults() == []
+    assert f".target sm_{cc[0]}{cc[1]}" in ptx
+    assert report.max_threads >= CUDA_LANES
+    assert "ld.global.nc.L1::no_allocate.v4.u32" in ptx
+    assert "barrier.sync" in ptx
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_weights_of_other_types_compile_as_well(dtype):
+    _, report = compile_kernel((9, 0), dtype)
+    assert report.faults() == []
+    assert report.max_threads >= CUDA_LANES
+
+
+def test_each_fault_of_a_kernel_is_named():
+    good = Report("9.0", 100, spill_bytes=0, local_bytes=0, shared_bytes=0, f64=0, max_threads=512)
+    assert good.faults() == []
+    for field, word in (("spill_bytes", "spilled"), ("local_bytes", "local"), ("f64", "double")):
+        (fault,) = Report(**{**good.as_dict(), field: 8}).faults()
+        assert word in fault
+
+
+def test_the_command_reports_in_json(capsys):
+    assert main(["--cc", "9.0", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {"registers", "spill_bytes", "local_bytes", "shared_bytes", "f64"} <= report.keys()
+    assert 0 < report["registers"] <= 128
+    assert report["shared_bytes"] > 200_000
+
+
+def test_a_gpu_older_than_the_oldest_served_is_refused():
+    with pytest.raises(BlinkError, match=r"7\.0 is older than 7\.5"):
+        compile_kernel((7, 0))
