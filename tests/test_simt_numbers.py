@@ -168,7 +168,7 @@ def survive(block, x, out):
         out[2] = minus_infinity + f32(1.0)
         out[3] = minus_infinity - minus_infinity
         out[4] = max(minus_infinity, f32(-3e38))
-        out[5] = 1 if nan != nan else 0  # noqa: PLR0124 - the question is whether it is asked
+        out[5] = 1 if nan != nan else 0
         out[6] = 1 if minus_infinity < f32(-3e38) else 0
         out[7] = exp(minus_infinity)
 
