@@ -1,7 +1,6 @@
 """The command ``blink-ref``. What a command needs is imported when it runs, so ``--help`` is quick."""
 
 import argparse
-import importlib
 import json
 import math
 import os
@@ -45,7 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     # Its options are its own, and argparse cannot pass on options that it does not know.
     if argv[:1] == ["compile"]:
-        return importlib.import_module("blink_ref.simt.report").main(argv[1:])
+        from blink_ref.simt import report
+
+        return report.main(argv[1:])
     args = _parser().parse_args(argv)
     return args.run(args)
 
@@ -95,7 +96,7 @@ def _add_generate(commands: Any) -> None:
     parser = _add(
         commands,
         "generate",
-        lambda args: importlib.import_module("blink_ref.nic.generate").run(args),
+        _generate,
         "answer one prompt, streaming, and say how fast",
         'blink-ref generate --chat --max-tokens 60 "Why is the sky blue?"',
     )
@@ -116,7 +117,7 @@ def _add_serve(commands: Any) -> None:
     parser = _add(
         commands,
         "serve",
-        lambda args: importlib.import_module("blink_ref.nic.server").run(args),
+        _serve,
         "offer the OpenAI API over HTTP",
         "blink-ref serve --model smollm2 --port 8000",
     )
@@ -152,6 +153,20 @@ def _add_model(commands: Any) -> None:
 
 def _add_layout(commands: Any) -> None:
     _add(commands, "layout", _layout, "print every field of the default window", "blink-ref layout")
+
+
+def _generate(args: argparse.Namespace) -> int:
+    from blink_ref.nic import generate
+
+    return generate.run(args)
+
+
+def _serve(args: argparse.Namespace) -> int:
+    try:
+        from blink_ref.nic import server
+    except ModuleNotFoundError as error:
+        raise BlinkError(f"serve needs {error.name}; install it with `pip install 'blink-ref[serve]'`") from None
+    return server.run(args)
 
 
 def _model_list(args: argparse.Namespace) -> int:

@@ -7,9 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
+import httpx
 import pytest
 
 from blink_ref.errors import BlinkError
@@ -17,6 +21,14 @@ from blink_ref.ring.window import Window
 
 COMMAND = [sys.executable, "-m", "blink_ref"]
 FAKE = shlex.join([sys.executable, str(Path(__file__).with_name("fake_engine.py"))])
+
+
+class Served(NamedTuple):
+    """A server that runs, what it said of itself, and a client of it."""
+
+    process: subprocess.Popen
+    said: dict
+    http: httpx.Client
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,18 @@ class Bench:
         out, err = process.communicate(stdin, timeout=120)
         assert process.returncode == code, err.decode()
         return out.decode(), err.decode()
+
+    @contextmanager
+    def serve(self, *args: str) -> Iterator["Served"]:
+        """``blink-ref serve`` of the tiny model on a free port; left by SIGTERM, unless it has ended."""
+        process = self.start("serve", "--model", "tiny", "--port", "0", "--json", *args)
+        try:
+            said = json.loads(process.stdout.readline())
+            with httpx.Client(base_url=said["url"], timeout=60) as http:
+                yield Served(process, said, http)
+        finally:
+            process.terminate()
+            process.communicate(timeout=20)
 
     def fake(self, **script) -> "Bench":
         """The same with a fake engine that follows ``script``."""
