@@ -10,6 +10,7 @@ import textwrap
 import numpy as np
 import pytest
 
+from blink_ref.errors import BlinkError
 from blink_ref.simt import cache, device, launch
 from blink_ref.simt.vocabulary import i64
 
@@ -160,7 +161,8 @@ def test_functions_that_call_each_other_have_a_hash():
 PROCESS = """
     import json
     import numpy as np
-    from blink_ref.simt import cache, launch
+    from blink_ref.errors import BlinkError
+from blink_ref.simt import cache, launch
     import deep_part, inner_part, outer_part
 
     out = np.array([5, 0])
@@ -230,3 +232,15 @@ def test_closures_of_one_function_do_not_take_each_others_code():
     for n in (1, 20, 300, 1, 20):
         launch(adder(n), 1, 1, out, target="cpu")
     assert out[0] == 342
+
+
+def test_a_cache_folder_that_cannot_be_written_is_named_with_the_mend(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("BLINK_REF_CACHE", str(tmp_path / "file"))
+
+    @device
+    def nothing(block):
+        pass
+
+    with pytest.raises(BlinkError, match=r"cannot be kept in .*file/cpu \(.*\); set BLINK_REF_CACHE to a folder"):
+        launch(nothing, 1, 1, target="cpu")

@@ -17,6 +17,7 @@ import numpy as np
 from numba.core import caching
 
 from ..config import cache_dir
+from ..errors import BlinkError
 from .device import DeviceFunction, references
 
 CODE_FIELDS = ("co_code", "co_consts", "co_names", "co_varnames", "co_freevars", "co_argcount")
@@ -84,7 +85,13 @@ class Locator(caching._CacheLocator):
     @classmethod
     def from_function(cls, py_func: types.FunctionType, py_file: str) -> "Locator":
         locator = cls(py_func)
-        locator.ensure_cache_path()
+        try:
+            locator.ensure_cache_path()
+        except OSError as error:
+            raise BlinkError(
+                f"compiled code cannot be kept in {locator.get_cache_path()} ({error.strerror}); "
+                "set BLINK_REF_CACHE to a folder that can be written"
+            ) from None
         return locator
 
 
