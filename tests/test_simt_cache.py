@@ -161,8 +161,7 @@ def test_functions_that_call_each_other_have_a_hash():
 PROCESS = """
     import json
     import numpy as np
-    from blink_ref.errors import BlinkError
-from blink_ref.simt import cache, launch
+    from blink_ref.simt import cache, launch
     import deep_part, inner_part, outer_part
 
     out = np.array([5, 0])
