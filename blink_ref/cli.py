@@ -27,18 +27,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BlinkError as error:
-        if "--debug" in argv:
-            raise
-        print(f"blink-ref: error: {error}", file=sys.stderr)
-        return FAILURE
+        return _fail(error, "--debug" in argv)
     except KeyboardInterrupt:
         if sys.stderr.isatty():
             print(file=sys.stderr)  # the shell's prompt should not follow the ^C
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader (`| head`) has what it wants. What is left must not fail again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_standard_output()  # its reader (`| head`) has what it wants
         return BROKEN_PIPE
+    except OSError as error:  # for one, standard output on a full disk
+        _drop_standard_output()
+        return _fail(error, "--debug" in argv)
 
 
 def _run(argv: list[str]) -> int:
@@ -49,6 +48,18 @@ def _run(argv: list[str]) -> int:
         return report.main(argv[1:])
     args = _parser().parse_args(argv)
     return args.run(args)
+
+
+def _fail(error: Exception, debug: bool) -> int:
+    if debug:
+        raise error
+    print(f"blink-ref: error: {error}", file=sys.stderr)
+    return FAILURE
+
+
+def _drop_standard_output() -> None:
+    # What is still in its buffer would fail once more at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _terminate(signum: int, frame: object) -> NoReturn:

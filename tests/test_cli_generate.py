@@ -1,22 +1,17 @@
 """``blink-ref generate`` as a process, with a fake engine and with the real one."""
 
-import fcntl
 import json
 import os
 import re
-import signal
 import subprocess
-import termios
-import time
 
 import pytest
-from processes import COMMAND, ENGINES, Bench, wait_until_gone
+from processes import COMMAND, ENGINES, Bench
 
 from blink_ref.model.store import TINY
 from blink_ref.model.tokenizer import Tokenizer
 
 PROMPT = "It is a truth — 😀"
-LONG = ["generate", "--model", "tiny", "--max-tokens", "1000", "--ignore-eos", PROMPT]
 
 
 @pytest.fixture
@@ -32,10 +27,6 @@ def bench(request, tmp_path):
 @pytest.fixture(scope="module")
 def tokenizer():
     return Tokenizer.load(TINY)
-
-
-def no_traceback(err):
-    return "Traceback" not in err and "Exception ignored" not in err
 
 
 def test_text_goes_to_standard_output_and_one_summary_line_to_standard_error(bench):
@@ -181,72 +172,6 @@ def test_a_request_that_the_engine_refuses_is_one_line(tmp_path):
     assert err == "blink-ref: error: the request failed: the KV cache can never hold it\n"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupt_in_mid_stream_ends_everything_in_order(bench, number, code):
-    process = bench.start(*LONG)
-    assert process.stdout.read(5)
-    engine = bench.engine_pid()
-    process.send_signal(number)
-    _, err = process.communicate(timeout=20)
-    assert process.returncode == code
-    assert err == b""
-    wait_until_gone(engine, 0)
-    assert bench.left() == []
-
-
-def test_an_interrupt_while_the_engine_starts_ends_everything(tmp_path):
-    bench = Bench(tmp_path).fake(startup=30)
-    process = bench.start(*LONG)
-    time.sleep(1)
-    (engine,) = children(process.pid)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=10)
-    assert (process.returncode, err) == (130, b"")
-    wait_until_gone(engine, 0)
-
-
-def children(pid):
-    with open(f"/proc/{pid}/task/{pid}/children") as listed:
-        return [int(child) for child in listed.read().split()]
-
-
-def test_an_engine_killed_in_mid_stream_is_one_line_and_leaves_nothing(bench):
-    process = bench.start(*LONG)
-    assert process.stdout.read(5)
-    engine = bench.engine_pid()
-    os.kill(engine, signal.SIGKILL)
-    _, err = process.communicate(timeout=10)
-    assert process.returncode == 1
-    assert err.decode().splitlines() == [
-        f"blink-ref: error: the engine (process {engine}) died; look above for its last words and start it again"
-    ]
-    assert bench.left() == []
-
-
-def test_a_nic_killed_in_mid_stream_leaves_no_engine_and_the_next_start_clears_up(bench):
-    process = bench.start(*LONG)
-    assert process.stdout.read(5)
-    engine = bench.engine_pid()
-    process.kill()
-    process.communicate()
-    wait_until_gone(engine)
-    bench.run("generate", "--model", "tiny", "--max-tokens", "1", "x")
-    assert bench.left() == []
-
-
-def test_nic_and_engine_killed_together_leave_nothing_after_the_next_start(bench):
-    process = bench.start(*LONG)
-    assert process.stdout.read(5)
-    engine = bench.engine_pid()
-    os.kill(engine, signal.SIGKILL)
-    process.kill()
-    process.communicate()
-    wait_until_gone(engine)
-    assert len(bench.left()) == 1
-    bench.run("generate", "--model", "tiny", "--max-tokens", "1", "x")
-    assert bench.left() == []
-
-
 def test_two_commands_at_once_do_not_disturb_each_other(bench):
     arguments = ["generate", "--model", "tiny", "--max-tokens", "40", "--ignore-eos", "--json"]
     prompts = ["It was", "She had been"]
@@ -254,43 +179,6 @@ def test_two_commands_at_once_do_not_disturb_each_other(bench):
     both = [bench.start(*arguments, prompt) for prompt in prompts]
     assert [json.loads(process.communicate(timeout=120)[0])["token_ids"] for process in both] == alone
     assert bench.left() == []
-
-
-def test_a_reader_that_has_enough_ends_the_command_without_a_word(bench):
-    process = bench.start(*LONG)
-    assert process.stdout.read(5)
-    engine = bench.engine_pid()
-    process.stdout.close()
-    assert process.wait(20) == 141
-    assert process.stderr.read() == b""
-    wait_until_gone(engine, 0)
-    process.stderr.close()
-
-
-def test_ctrl_c_on_a_terminal_leaves_it_as_it_was(tmp_path):
-    bench = Bench(tmp_path).fake(startup=3, delay=0.01)
-    master, terminal = os.openpty()
-    before = termios.tcgetattr(terminal)
-
-    def own_the_terminal():
-        os.setsid()
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
-    process = bench.start(*LONG, preexec_fn=own_the_terminal, **streams)
-    shown = b""
-    while PROMPT.encode() not in shown:
-        shown += os.read(master, 1000)
-    assert re.search(rb"\rstarting the engine: \d s.*\r\x1b\[K", shown), "a note, wiped when the engine serves"
-    engine = bench.engine_pid()
-    os.write(master, b"\x03")
-    assert process.wait(10) == 130
-    wait_until_gone(engine, 0)
-    assert termios.tcgetattr(terminal) == before
-    assert no_traceback(os.read(master, 10000).decode(errors="replace"))
-    os.close(master)
-    os.close(terminal)
 
 
 def test_the_nic_process_imports_no_device_code_and_no_cuda(tmp_path):
