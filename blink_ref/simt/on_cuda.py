@@ -20,7 +20,7 @@ from . import (
 )
 from .cache import Locator
 from .cuda_words import arena
-from .device import DeviceFunction
+from .device import DeviceFunction, references
 from .numba_cuda import cuda, cuda_types, driver, typeof, typeof_impl
 from .numba_cuda import dispatcher as cuda_dispatcher
 from .vocabulary import Block, i64, u32
@@ -252,6 +252,4 @@ def _forget(fn: DeviceFunction) -> None:
             continue
         seen.add(current)
         current.__dict__.pop("cuda", None)
-        cells = [c.cell_contents for c in current.python.__closure__ or ()]
-        values = [current.python.__globals__.get(n) for n in current.python.__code__.co_names]
-        queue += [v for v in (*values, *cells) if isinstance(v, DeviceFunction)]
+        queue += [v for v in references(current.python).values() if isinstance(v, DeviceFunction)]
