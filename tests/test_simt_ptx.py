@@ -1,0 +1,366 @@
+"""What device code becomes on GPUs that are not here: PTX, and machine code by ptxas, for three generations."""
+
+import ast
+import re
+import sys
+import tomllib
+from pathlib import Path
+from types import FunctionType
+
+import numba
+import numpy as np
+import pytest
+
+import blink_ref
+from blink_ref.errors import BlinkError
+from blink_ref.simt import assembler, device, grid, grid_barrier, vocabulary
+from blink_ref.simt.vocabulary import (
+    BLOCK,
+    GPU,
+    SYSTEM,
+    atomic_add,
+    atomic_cas,
+    atomic_max,
+    barrier,
+    bf16,
+    block_copy,
+    block_scale,
+    block_threads,
+    clock_ns,
+    divide,
+    dot,
+    exp,
+    f32,
+    fp16,
+    i32,
+    i64,
+    lane_any,
+    lane_broadcast,
+    lane_id,
+    lane_max,
+    lane_sum,
+    load_acquire,
+    load_relaxed,
+    opaque,
+    prefetch,
+    rank,
+    rank_index,
+    relax,
+    row_dot,
+    row_mix,
+    store_release,
+    thread_id,
+    warp_barrier,
+    warp_id,
+    warp_width,
+    warps,
+    widen,
+)
+
+on_cuda = pytest.importorskip(
+    "blink_ref.simt.on_cuda", reason="needs numba-cuda and ptxas: pip install 'blink-ref[cuda13]'"
+)
+PACKAGE = Path(blink_ref.__file__).parent
+GENERATIONS = pytest.mark.parametrize("cc", [(7, 5), (8, 0), (9, 0)], ids=["7.5", "8.0", "9.0"])
+
+
+def vector(dtype):
+    return numba.typeof(np.zeros(1, dtype))
+
+
+FLOATS, WORDS = vector(np.float32), vector(np.int32)
+
+
+def compiled(fn, *types, lanes=128, cc=(9, 0)):
+    return on_cuda.compile_to_ptx(fn, types, lanes, cc)
+
+
+@device
+def use_every_word(block, floats, halves, stored, words, longs):
+    i = i64(warp_id()) * warp_width() + lane_id() + thread_id() + warps() + block_threads()
+    floats[i] = bf16(stored[i]) + fp16(halves[i]) + widen(stored[i])
+    barrier()
+    warp_barrier()
+    floats[i] += lane_sum(floats[i]) + lane_max(floats[i]) + lane_broadcast(floats[i], 3)
+    words[i] = lane_any(words[i] > 0)
+    store_release(words, i, load_relaxed(words, i) + load_acquire(words, i))
+    atomic_add(words, i, i32(1))
+    atomic_max(longs, i, rank(exp(floats[i]), i))
+    atomic_cas(longs, i, i64(0), rank_index(longs[i]) + clock_ns())
+    q, r = divide(opaque(i), i64(7))
+    prefetch(stored, q, i64(64))
+    floats[i] += row_dot(stored, q, floats, r, i64(64)) + row_dot(floats, q, floats, r, i64(64))
+    floats[i] += row_dot(halves, q, floats, r, i64(64)) + dot(floats, q, floats, r, i64(64))
+    row_mix(floats, q, i64(8), floats, r, i64(64), floats, i)
+    block_copy(floats, q, floats, r, i64(64))
+    block_scale(block.shared, q, floats, r, f32(2.0), floats, i, i64(64))
+    relax(i)
+
+
+EVERY_WORD = (FLOATS, vector(np.int16), vector(np.uint16), WORDS, vector(np.int64))
+
+
+def test_the_function_that_uses_every_word_does():
+    words = {
+        name
+        for name, value in vars(vocabulary).items()
+        if isinstance(value, FunctionType) and value.__module__ == vocabulary.__name__
+    }
+    assert words <= set(use_every_word.python.__code__.co_names)
+
+
+@GENERATIONS
+def test_every_word_compiles_with_no_double_precision_spill_or_local_memory(cc):
+    ptx = compiled(use_every_word, *EVERY_WORD, cc=cc)
+    assert f".target sm_{cc[0]}{cc[1]}\n" in ptx
+    report = assembler.assemble(ptx, cc)
+    assert report.faults() == []
+    assert report.cc == f"{cc[0]}.{cc[1]}"
+    assert 16 <= report.registers <= 255
+    assert report.max_threads == 65536 // report.registers // 32 * 32
+
+
+@device
+def sum_doubles_by_mistake(block, x):
+    acc = 0.0
+    for i in range(x.shape[0]):
+        acc += x[i]
+    x[0] = acc
+
+
+@device
+def sum_floats(block, x):
+    acc = f32(0.0)
+    for i in range(x.shape[0]):
+        acc += x[i]
+    x[0] = acc
+
+
+def test_a_sum_that_starts_from_a_python_float_is_reported_as_double_precision():
+    (fault,) = assembler.assemble(compiled(sum_doubles_by_mistake, FLOATS), (9, 0)).faults()
+    assert re.fullmatch(r"\d+ double-precision \(\.f64\) instructions: write f32\(0\.0\), not 0\.0", fault)
+    assert assembler.assemble(compiled(sum_floats, FLOATS), (9, 0)).faults() == []
+
+
+@device
+def meet_in_branches(block, words):
+    if words[0] > 0:
+        barrier()
+        words[1] = 1
+    else:
+        words[2] = 2
+        barrier()
+    barrier()
+
+
+@GENERATIONS
+def test_a_barrier_is_the_unaligned_form_once_for_each_in_the_source(cc):
+    ptx = compiled(meet_in_branches, WORDS, cc=cc)
+    assert len(re.findall(r"\bbarrier\.sync 0;", ptx)) == 3
+    # the launcher has one of its own, which all threads reach together
+    assert len(re.findall(r"\bbar\.sync\b", ptx)) == len(
+        re.findall(r"\bbar\.sync\b", compiled(sum_floats, FLOATS))
+    )
+
+
+@device
+def meet_all(block, words):
+    grid_barrier(block)
+    words[0] += 1
+    grid.grid_barrier(block)
+
+
+def test_the_grid_barrier_releases_arrivals_and_acquires_the_count():
+    ptx = compiled(meet_all, WORDS)
+    assert ptx.count("atom.add.acq_rel.gpu.global.u32") == 2
+    assert ptx.count("ld.acquire.gpu.global.u32") >= 2
+    assert len(re.findall(r"\bbarrier\.sync 0;", ptx)) == 4
+
+
+def in_scope(scope):
+    @device
+    def access(block, words, longs):
+        words[0] = load_relaxed(words, 1, scope) + load_acquire(words, 2, scope)
+        store_release(words, 3, i32(1), scope)
+        atomic_add(longs, 4, i64(1), scope)
+        atomic_max(longs, 5, i64(1), scope)
+        atomic_cas(words, 6, i32(0), i32(1), scope)
+
+    return access
+
+
+@pytest.mark.parametrize(("scope", "name"), [(BLOCK, "cta"), (GPU, "gpu"), (SYSTEM, "sys")])
+def test_ordered_accesses_carry_their_scope(scope, name):
+    ptx = compiled(in_scope(scope), WORDS, vector(np.int64))
+    for text in (
+        f"ld.relaxed.{name}.global.u32",
+        f"ld.acquire.{name}.global.u32",
+        f"st.release.{name}.global.u32",
+        f"atom.add.acq_rel.{name}.global.u64",
+        f"atom.max.acq_rel.{name}.global.s64",
+        f"atom.cas.acq_rel.{name}.global.b32",
+    ):
+        assert ptx.count(text) == 1, text
+
+
+@device
+def access_without_scope(block, words):
+    words[0] = load_relaxed(words, 1) + load_acquire(words, 2)
+    store_release(words, 3, words[4])
+
+
+def test_the_scope_of_an_access_is_the_gpu_if_not_said():
+    ptx = compiled(access_without_scope, vector(np.uint64))
+    for text in ("ld.relaxed.gpu.global.u64", "ld.acquire.gpu.global.u64", "st.release.gpu.global.u64"):
+        assert text in ptx
+
+
+@device
+def raise_unsigned(block, words):
+    atomic_max(words, 0, words[1])
+
+
+def test_the_maximum_of_unsigned_numbers_is_taken_unsigned():
+    assert "atom.max.acq_rel.gpu.global.u32" in compiled(raise_unsigned, vector(np.uint32))
+
+
+@device
+def weigh(block, w, x, out):
+    total = row_dot(w, i64(0), x, i64(0), i64(out.shape[0]))
+    if lane_id() == 0:
+        out[warp_id()] = total
+
+
+@GENERATIONS
+@pytest.mark.parametrize("dtype", [np.uint16, np.int16])
+def test_sixteen_bit_weights_are_read_sixteen_bytes_at_a_time_past_the_first_cache(dtype, cc):
+    ptx = compiled(weigh, vector(dtype), FLOATS, FLOATS, cc=cc)
+    assert "ld.global.nc.L1::no_allocate.v4.u32" in ptx
+    assert not re.findall(r"ld\.global\S*\.[usb](8|16)\b", ptx)
+    assert not re.findall(r"ld\.(global|shared)\.f32", ptx)  # nor is an activation read alone
+    assert assembler.assemble(ptx, cc).faults() == []
+
+
+def test_float_weights_are_read_sixteen_bytes_at_a_time():
+    ptx = compiled(weigh, FLOATS, FLOATS, FLOATS)
+    assert re.findall(r"ld\.global\S*\.v4\.\w?32", ptx)
+    assert not re.findall(r"ld\.global\.f32", ptx)
+
+
+@device
+def divide_all(block, a):
+    q, r = divide(a[0], a[1])
+    a[2] = q + r
+
+
+def test_divide_is_a_division_of_32_bits():
+    ptx = compiled(divide_all, vector(np.int64))
+    assert "div.u32" in ptx
+    assert not re.findall(r"(div|rem)\.[us]64", ptx)
+
+
+@device
+def grow(x):
+    return x + 1
+
+
+@device
+def call_through_a_module(block, words):
+    words[0] = grow(words[0]) + i32(grid.first_of_share(10, 0, 2))
+
+
+def test_compiling_for_one_gpu_leaves_nothing_behind_for_the_next():
+    first = compiled(call_through_a_module, WORDS, cc=(7, 5))
+    assert ".target sm_90" in compiled(call_through_a_module, WORDS, cc=(9, 0))
+    again = compiled(call_through_a_module, WORDS, cc=(7, 5))
+    assert ".target sm_75" in again
+    # numba numbers what it compiles; all else is the same
+    assert len(again) == pytest.approx(len(first), abs=200)
+
+
+def test_a_kernel_is_bound_to_the_lanes_it_is_launched_with():
+    assert ".maxntid 512, 1, 1" in compiled(sum_floats, FLOATS, lanes=512)
+
+
+# --- ptxas
+
+PTX = """
+.version 7.5
+.target sm_75
+.address_size 64
+.visible .entry hold(.param .u64 p) .maxntid 32, 1, 1 .maxnreg {registers}
+{{
+    .reg .f32 %f<64>; .reg .b64 %rd<3>;
+    {local}
+    ld.param.u64 %rd1, [p];
+    cvta.to.global.u64 %rd2, %rd1;
+    {body}
+    ret;
+}}
+"""
+
+
+def keep_many(n, registers):
+    """A kernel that holds n numbers at a time in `registers` registers."""
+    loads = [f"ld.volatile.global.f32 %f{i}, [%rd2+{4 * i}];" for i in range(n)]
+    stores = [f"st.volatile.global.f32 [%rd2+{4 * i}], %f{n - 1 - i};" for i in range(n)]
+    return PTX.format(registers=registers, local="", body="\n".join(loads + stores))
+
+
+def test_spilled_registers_are_counted():
+    free, tight = (assembler.assemble(keep_many(60, registers), (7, 5)) for registers in (128, 32))
+    assert (free.spill_bytes, free.faults()) == (0, [])
+    assert tight.spill_bytes > 0
+    assert any("spilled registers" in fault for fault in tight.faults())
+
+
+def test_text_that_is_no_ptx_is_refused_in_the_words_of_ptxas():
+    with pytest.raises(BlinkError, match=r"ptxas refuses the kernel for sm_90: .*fatal"):
+        assembler.assemble("no ptx", (9, 0))
+
+
+def test_ptxas_is_that_of_the_wheel_not_the_one_on_the_path(monkeypatch, tmp_path):
+    other = tmp_path / "ptxas"
+    other.write_text("#!/bin/sh\nexit 1\n")
+    other.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = assembler.find_ptxas()
+    assert found != other
+    assert found.parts[-4] == "nvidia"
+
+
+def test_a_missing_ptxas_is_named_with_the_way_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nvidia", None)
+    with pytest.raises(BlinkError, match=r"ptxas is not installed; pip install 'blink-ref\[cuda13\]' brings it"):
+        assembler.find_ptxas()
+
+
+# --- what the sources and the project say
+
+
+def imports(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_numba_cuda_is_imported_in_one_file_only():
+    importers = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if any(f"{name}.".startswith("numba.cuda.") for name in imports(ast.parse(path.read_text())))
+    }
+    assert importers == {"simt/numba_cuda.py"}
+
+
+def test_what_simt_builds_on_is_pinned_and_the_plain_install_has_no_cuda():
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    plain, extras = project["dependencies"], project["optional-dependencies"]
+    assert re.fullmatch(r"numba==0\.\d+\.\*", next(d for d in plain if d.startswith("numba")))
+    # numba-cuda 0.30 calls np.row_stack, which numpy 2.5 has no more
+    assert next(d for d in plain if d.startswith("numpy")).endswith("<2.5")
+    assert not [d for d in plain if "cuda" in d or "nvidia" in d]
+    for name in ("cuda12", "cuda13"):
+        assert re.fullmatch(r"numba-cuda\[cu1[23]\]==0\.\d+\.\*", extras[name][0])
