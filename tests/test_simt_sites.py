@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -324,7 +325,7 @@ def test_the_decorator_refuses_an_exchange_that_a_loop_asks_again_where_cpython_
             x -= 1
 
     names = frozenset({"lane_any"})
-    if sites.calls_in_bytecode(until_all_agree.__code__, names)["lane_any"] == 1:
+    if sites.uses_in_bytecode(until_all_agree.__code__, names)["lane_any"] == 1:
         assert device(until_all_agree).collective
     else:
         with pytest.raises(sites.CopiedBarrier, match="lane_any"):
@@ -342,6 +343,21 @@ def test_a_function_whose_source_cannot_be_read_is_refused_if_it_has_barriers_to
 def test_a_lambda_with_a_barrier_is_refused():
     with pytest.raises(TypeError, match="is not a plain 'def', so its barriers cannot be checked"):
         device(lambda block: barrier())
+
+
+def test_a_function_named_as_its_module_is_not_taken_for_copied():
+    meeting = ModuleType("meeting")
+    meeting.meeting = device(meet_once)
+
+    @device
+    def calls_it(block):
+        meeting.meeting(block)
+
+    assert calls_it.collective
+
+
+def meet_once(block):
+    barrier()
 
 
 def test_a_device_function_knows_whether_lanes_meet_in_it():

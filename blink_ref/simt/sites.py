@@ -26,6 +26,9 @@ from pathlib import Path
 WORDS = frozenset({"barrier", "warp_barrier", "lane_sum", "lane_max", "lane_broadcast", "lane_any", "row_dot"})
 """Vocabulary words that several lanes must reach together."""
 
+READS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_ATTR", "LOAD_METHOD"})
+"""Instructions that read a function by its name, or out of a module."""
+
 PAD = "_pad_"
 
 
@@ -33,23 +36,25 @@ class CopiedBarrier(TypeError):
     """A device function whose synchronising calls CPython copies, and that padding does not mend."""
 
 
-def calls_in_source(function: ast.FunctionDef, names: frozenset[str]) -> Counter[str]:
-    """How often each of `names` is called in the text of a function."""
-    calls = (node.func for node in ast.walk(function) if isinstance(node, ast.Call))
-    called = (f.id if isinstance(f, ast.Name) else f.attr if isinstance(f, ast.Attribute) else "" for f in calls)
-    return Counter(name for name in called if name in names)
+def uses_in_source(function: ast.FunctionDef, names: frozenset[str]) -> Counter[str]:
+    """How often each of `names` is read, to be called, in the text of a function."""
+    nodes = (
+        n for n in ast.walk(function) if isinstance(n, ast.Name | ast.Attribute) and isinstance(n.ctx, ast.Load)
+    )
+    read = (node.id if isinstance(node, ast.Name) else node.attr for node in nodes)
+    return Counter(name for name in read if name in names)
 
 
-def calls_in_bytecode(code: types.CodeType, names: frozenset[str]) -> Counter[str]:
-    """How often each of `names` is loaded, to be called, in a function's bytecode."""
-    loads = (i.argval for i in dis.get_instructions(code) if i.opname.startswith("LOAD_"))
-    return Counter(name for name in loads if isinstance(name, str) and name in names)
+def uses_in_bytecode(code: types.CodeType, names: frozenset[str]) -> Counter[str]:
+    """How often each of `names` is read, to be called, in a function's bytecode."""
+    reads = (i.argval for i in dis.get_instructions(code) if i.opname in READS)
+    return Counter(name for name in reads if name in names)
 
 
 def copied(function: ast.FunctionDef, code: types.CodeType, names: frozenset[str]) -> list[str]:
     """The names that the bytecode calls at more places than the source does."""
-    source = calls_in_source(function, names)
-    return sorted(name for name, n in calls_in_bytecode(code, names).items() if n > source[name] > 0)
+    source = uses_in_source(function, names)
+    return sorted(name for name, n in uses_in_bytecode(code, names).items() if n > source[name] > 0)
 
 
 class _Pad(ast.NodeTransformer):
@@ -162,7 +167,7 @@ def collective(functions: list[ast.FunctionDef]) -> frozenset[str]:
     """WORDS, and the names of all device functions that reach one of them through calls."""
     names = WORDS
     while True:
-        more = names | {f.name for f in functions if calls_in_source(f, names)}
+        more = names | {f.name for f in functions if uses_in_source(f, names)}
         if more == names:
             return names
         names = more
