@@ -24,9 +24,17 @@ def spec(logits: np.ndarray, temperature: float, seed: int, position: int) -> in
         return int(np.argmax(logits))
     counters = np.zeros((len(logits), 4), np.uint64)
     counters[:, 0], counters[:, 1] = np.arange(len(logits)), position
-    words = philox_spec(counters, seed)[:, 0]
-    uniform = ((words >> np.uint64(8)).astype(np.float32) + np.float32(0.5)) * np.float32(2**-24)
-    return int(np.argmax(logits / np.float32(temperature) - np.log(-np.log(uniform))))
+    return int(np.argmax(logits / np.float32(temperature) + gumbel_spec(philox_spec(counters, seed)[:, 0])))
+
+
+def gumbel_spec(words: np.ndarray) -> np.ndarray:
+    """Gumbel noise, float32, of random 32-bit words held in uint64: -log(-log(u)) of a uniform u.
+
+    u is the middle of one of 2**23 equal parts of (0, 1). All of them are exact in float32, and none is
+    0 or 1, so both logarithms are finite; of 2**24 parts the last middle would round to 1, and the noise be inf.
+    """
+    uniform = ((words >> np.uint64(9)).astype(np.float32) + np.float32(0.5)) * np.float32(2**-23)
+    return -np.log(-np.log(uniform))
 
 
 def philox_spec(counters: np.ndarray, seed: int) -> np.ndarray:
@@ -58,13 +66,18 @@ def philox(seed, counter_0, counter_1):
 
 
 @device
+def gumbel(word):
+    """Gumbel noise of a random 32-bit word held in uint64; see :func:`gumbel_spec`. One lane."""
+    uniform = (f32(word >> u64(9)) + f32(0.5)) * f32(2.0**-23)
+    return -f32(math.log(-f32(math.log(uniform))))
+
+
+@device
 def score(logit, temperature, seed, position, token):
     """What the token's logit counts for in the draw: itself when greedy, else scaled, with noise. One lane."""
     if temperature == f32(0.0):
         return logit
-    # the middles of 2**24 equal parts of (0, 1): neither 0 nor 1, so both logarithms are finite
-    uniform = (f32(philox(seed, u64(token), u64(position)) >> u64(8)) + f32(0.5)) * f32(2.0**-24)
-    return logit / temperature - f32(math.log(-f32(math.log(uniform))))
+    return logit / temperature + gumbel(philox(seed, u64(token), u64(position)))
 
 
 def cost(rows: int, vocab: int) -> tuple[int, int]:
