@@ -23,10 +23,10 @@ demo: $(VENV:%=%/.for-use)
 	@echo
 	@echo "That was SmolLM2-135M: prompt and tokens went through a shared-memory ring to a persistent kernel, and"
 	@echo "no host code ran for a token. What to type next:"
-	@echo "  $(RUN) -m blink_ref generate \"Once upon a time\"      another prompt"
-	@echo "  $(RUN) -m blink_ref generate --model tiny \"Elizabeth\" a model of 1.3 million parameters, at once"
-	@echo "  $(RUN) -m blink_ref serve                            an OpenAI-style server on port 8000"
-	@echo "  less blink_ref/engine/persistent.py                  the kernel: start reading there"
+	@echo "  $(RUN) -m blink_ref generate 'Once upon a time'            another prompt"
+	@echo "  $(RUN) -m blink_ref generate --model tiny 'Elizabeth'      a model of 1.3 million parameters"
+	@echo "  $(RUN) -m blink_ref serve                                  an OpenAI-style server on port 8000"
+	@echo "  less blink_ref/engine/persistent.py                                 the kernel: start reading there"
 
 test: $(VENV:%=%/.for-development)
 	$(RUN) -m pytest -q tests

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     # Its options are its own, and argparse cannot pass on options that it does not know.
     if argv[:1] == ["compile"]:
-        from blink_ref.simt import report
+        from blink_ref.engine import compile as report
 
         return report.main(argv[1:])
     args = _parser().parse_args(argv)

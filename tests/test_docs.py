@@ -31,7 +31,8 @@ def test_files_and_functions_that_a_page_names_exist(page):
     for name in re.findall(r"`(?:blink_ref/)?([a-z_]+/[a-z_]+\.py)", text):
         assert (package / name).is_file() or (ROOT / name).is_file(), f"{page.name} names {name}"
     for name, function in re.findall(r"`([a-z_]+/[a-z_]+\.py): (?:[A-Z]\w+\.)?(\w+)`", text):
-        assert re.search(rf"^ *(def|class) {function}\b", (package / name).read_text(), re.M), f"{name}: {function}"
+        source = (package / name).read_text()
+        assert re.search(rf"^ *(def|class) {function}\b", source, re.M), f"{name} has no {function}"
 
 
 def test_links_between_pages_lead_somewhere():

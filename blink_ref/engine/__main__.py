@@ -7,7 +7,6 @@ standard input, which is the end of whoever started it, for SIGTERM, or for the 
 import argparse
 import json
 import os
-import selectors
 import signal
 import sys
 import threading
@@ -23,10 +22,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Serve until told to stop. 0 after an orderly end, 1 after an error, said in one JSON line."""
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the parent, which then closes our input
+    parent = _Parent()
     try:
         engine = Engine.load(Path(options.model), choose_target(options.target), options.sms)
     except (BlinkError, MemoryError) as error:
         return _fail(error, options.debug)
+    parent.engine = engine
     try:
         signal.signal(signal.SIGTERM, lambda *_: engine.stop())
         bandwidth = engine.bandwidth()
@@ -40,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
             blocks=engine.settings.blocks,
             context=engine.settings.context,
         )
-        _leave(engine)
+        engine.wait()
     except (BlinkError, MemoryError) as error:
         return _fail(error, options.debug)
     finally:
@@ -48,35 +49,30 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _leave(engine: Engine) -> None:
-    """Do nothing until the parent or the kernel ends; then see the other out."""
-    ended, wake = os.pipe()
-    failure: list[BaseException] = []
+class _Parent:
+    """Notices the end of the process that holds the other end of our standard input."""
 
-    def watch() -> None:
-        try:
-            engine.wait()
-        except BaseException as error:  # the python target hands on what a lane raised
-            failure.append(error)
-        os.close(wake)
+    def __init__(self) -> None:
+        self.engine: Engine | None = None
+        threading.Thread(target=self._watch, daemon=True).start()
 
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    with selectors.DefaultSelector() as events:
-        events.register(ended, selectors.EVENT_READ)
-        events.register(sys.stdin.fileno(), selectors.EVENT_READ)
-        while True:
-            ready = [key.fd for key, _ in events.select()]
-            if ended in ready or not os.read(sys.stdin.fileno(), 4096):
-                break
-    engine.stop()
-    watcher.join()
-    if failure:
-        raise failure[0]
+    def _watch(self) -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        if self.engine is not None and self.engine.started:
+            self.engine.stop()
+            return
+        # nobody waits for what is being loaded or compiled
+        if self.engine is not None:
+            self.engine.close()
+        os._exit(1)
 
 
 def _say(**fields: object) -> None:
-    print(json.dumps(fields), flush=True)
+    try:
+        print(json.dumps(fields), flush=True)
+    except BrokenPipeError:  # the parent is gone; its watch ends us
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(error: BaseException, debug: bool) -> int:

@@ -42,6 +42,11 @@ class Engine:
         args += (max_steps, patience)
         self._running = start(serve, s.blocks, s.lanes, *args, target=s.target, shared=s.shared)
 
+    @property
+    def started(self) -> bool:
+        """Whether the kernel has been launched."""
+        return self._running is not None
+
     def stop(self) -> None:
         """Ask the kernel to leave. It ends its requests, then returns; safe to call from a signal handler."""
         self.window.nic["stop"][0] = 1

@@ -104,7 +104,8 @@ class Tokenizer:
                 f"character {at} of the text, {text[at]!a}, has no token in the vocabulary of {self.model}; "
                 "leave it out"
             )
-        return tokenizer.encode(text, add_special_tokens=False).ids
+        # A batch of one: encode would hold the GIL, and a huge prompt would stall every other stream.
+        return tokenizer.encode_batch([text], add_special_tokens=False)[0].ids
 
     def _leading_bos(self, settings: dict[str, Any], names: Mapping[str, str]) -> list[int]:
         bos = self._plain.token_to_id(names.get("bos_token", ""))

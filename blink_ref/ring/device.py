@@ -48,7 +48,7 @@ def outbox_room(window, worker):
 
 @device
 def write_record(window, worker, index, slot, kind, value):
-    """Write record number `index` of a worker's outbox: one 8-byte store, whole once its tag is right. One lane."""
+    """Write record number `index` of a worker's outbox: one 8-byte store, whole once its tag is. One lane."""
     size = i64(1) << i64(window.outbox_bits)
     tag = ((index >> i64(window.outbox_bits)) + 1) & i64(0xFFFF)
     word = (tag << i64(48)) | (i64(slot) << i64(32)) | (i64(kind) << i64(24)) | i64(value)
