@@ -1,0 +1,92 @@
+"""What tests of kernels share: random models of any shape, an arena full of NaN, and bounds of rounding errors.
+
+Kernels are float32, specifications are evaluated in float64. u = 2**-24 is the rounding error of one
+operation, relative; a sum of n products is off by at most gamma(n) times the sum of their sizes, in whatever
+order (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1). exp is taken to be right to
+three units in the last place, 6 u (see test_simt_numbers.py).
+"""
+
+import numpy as np
+
+from blink_ref.engine.memory import device_model
+from blink_ref.kernels.tensors import Model
+from blink_ref.model.config import ModelConfig
+from blink_ref.model.weights import Weights
+from blink_ref.scheduler import state
+from blink_ref.simt import aligned, device
+from blink_ref.simt.vocabulary import barrier, block_threads, f32, thread_id
+
+U = 2**-24
+
+
+def gamma(n):
+    return n * U / (1 - n * U)
+
+
+def model_of(dtype="float32", scale=0.3, seed=0, **shape) -> tuple[Model, Weights, ModelConfig]:
+    """A random model: as the kernels see it, as a matrix can be taken out of it, and its shape."""
+    defaults = {
+        "vocab": 61,
+        "hidden": 72,
+        "ffn": 104,
+        "layers": 2,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 24,
+        "context": 64,
+    }
+    config = ModelConfig(
+        name="small",
+        rms_eps=1e-5,
+        rope_theta=10000.0,
+        rope_scaling=None,
+        tied=True,
+        bos_id=None,
+        eos_ids=(),
+        dtype=dtype,
+        **(defaults | shape),
+    )
+    weights = Weights.random(config, seed=seed, dtype=dtype, scale=scale)
+    return device_model(config, weights, config.context), weights, config
+
+
+def plan_of(rows: int, **columns) -> state.Plan:
+    """A plan of `rows` rows and samples, its columns filled from their start."""
+    _, _, plan = state.allocate(slots=1, rows=rows, running=rows)
+    for name, values in columns.items():
+        getattr(plan, name)[: len(values)] = values
+    return plan
+
+
+def floats(*shape: int, seed: int) -> np.ndarray:
+    """Normally distributed float32, at an aligned address."""
+    values = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    array = aligned(values.size, np.float32)
+    array[:] = values.reshape(-1)
+    return array.reshape(shape)
+
+
+def nans(n: int) -> np.ndarray:
+    """A float32 buffer in which nothing has been written."""
+    array = aligned(n, np.float32)
+    array.fill(np.nan)
+    return array
+
+
+@device
+def poison_arena(block):
+    """Fill the arena with NaN, so that what a kernel reads there without having written it shows."""
+    i = thread_id()
+    while i < block.shared.shape[0]:
+        block.shared[i] = f32(np.nan)
+        i += block_threads()
+    barrier()
+
+
+def check(got: np.ndarray, exact: np.ndarray, bound: np.ndarray) -> None:
+    """Every element is within its bound of the exact one."""
+    assert got.shape == exact.shape
+    error = np.abs(got - exact)
+    assert (error <= bound).all(), (
+        f"off by {np.max(error / bound):.2f} times the bound; NaN: {np.isnan(got).sum()}"
+    )
