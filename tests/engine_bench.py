@@ -26,6 +26,8 @@ TARGETS = ["cpu", "python", pytest.param("cuda", marks=pytest.mark.cuda)]
 LANES = {"cpu": 1, "python": 4, "cuda": 64}
 """Lanes of a block in tests of single device functions."""
 
+TINY = resolve("tiny")
+
 SMALL = ModelConfig(
     name="small",
     vocab=61,
