@@ -2,12 +2,18 @@
 
 import functools
 
+import hypothesis
 import pytest
 
 from blink_ref.simt.launch import why_no_cuda
 
 LANES = {"python": 8, "cpu": 1, "cuda": 64}
 """Lanes in a block: two warps, but on the CPU, where a block has one lane."""
+
+
+# A first example compiles device code, and machines that run tests are busy.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 
 @functools.cache

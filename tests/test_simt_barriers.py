@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from blink_ref.simt import device, grid_barrier, grid_warp, grid_warps, launch
+from blink_ref.simt import device, first_of_share, grid_barrier, grid_warp, grid_warps, launch
 from blink_ref.simt.on_python import WARP_WIDTH
 from blink_ref.simt.vocabulary import (
     atomic_add,
@@ -131,3 +133,25 @@ def test_a_grid_barrier_publishes_to_all_blocks_round_after_round(target, blocks
     launch(meet, blocks, lanes, rounds, count, cells, ready, wrong, target=target)
     assert cells.tolist() == [rounds] * blocks
     assert wrong[0] == 0
+
+
+@given(st.integers(0, 10**6), st.integers(1, 5000))
+def test_shares_cover_everything_once_and_differ_by_one_at_most_longer_first(n, parts):
+    first = [first_of_share(n, part, parts) for part in range(parts + 1)]
+    lengths = np.diff(first)
+    assert (first[0], first[-1]) == (0, n)
+    assert lengths.max() - lengths.min() <= 1
+    assert sorted(lengths, reverse=True) == list(lengths)
+
+
+@device
+def shares(block, n, parts, out):
+    for part in range(thread_id(), parts + 1, block_threads()):
+        out[part] = first_of_share(n, part, parts)
+
+
+def test_shares_are_the_same_on_every_target(target, lanes):
+    for n, parts in ((0, 3), (2, 7), (1000, 7), (128_256, 2112), (49_152, 1)):
+        out = np.full(parts + 1, -1)
+        launch(shares, 1, lanes, n, parts, out, target=target)
+        assert out.tolist() == [first_of_share(n, part, parts) for part in range(parts + 1)]
