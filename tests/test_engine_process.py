@@ -1,6 +1,7 @@
 """The engine's process: what it says, what it obeys, and that nothing of it is left behind."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -8,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from engine_bench import TINY, Bench, Request, answers_alone, chosen, tiny
+from engine_bench import TINY, Bench, Request, answers_alone, chosen, mixed_requests, tiny
 from engine_child import Child, Client, wait_until
 
-from blink_ref.ring.layout import SERVING, SHUTDOWN, STOPPED, Layout
+from blink_ref.ring.layout import CANCEL, LENGTH, SERVING, SHUTDOWN, STOP, STOPPED, Layout
 from blink_ref.ring.window import Window
 from blink_ref.simt.launch import why_no_cuda
 
@@ -66,6 +67,45 @@ def test_requests_through_the_process_get_the_answers_of_the_kernel(tmp_path, ta
         handles = [client.submit(request) for request in requests]
         for handle, request in zip(handles, requests, strict=True):
             assert client.finish(handle) == alone(request).tokens
+
+
+def test_seconds_of_random_arrivals_and_cancels_disturb_no_answer(tmp_path, target, alone):
+    """The kernel scans, admits and publishes while this process writes; slots are used over and over."""
+    draw, known = random.Random(1), mixed_requests(tiny()[0], 32, longest=60, max_tokens=40)
+    with Child(tmp_path, *options_for(target)) as child:
+        client, asked, cancelled = Client(child.open()), {}, set()
+        deadline = time.monotonic() + 3
+        while client.nic.running or time.monotonic() < deadline:
+            if time.monotonic() < deadline and client.nic.running < draw.randrange(64):
+                request = draw.choice(known)
+                asked[client.submit(request)] = request
+            if client.nic.running and draw.random() < 0.05:
+                victim = draw.choice([handle for handle in asked if handle not in client.reasons])
+                client.nic.cancel(victim)
+                cancelled.add(victim)
+            client.poll()
+        assert len(asked) > 100
+        for handle, request in asked.items():
+            tokens, expected = client.tokens[handle], alone(request)
+            if client.reasons[handle] == CANCEL:
+                assert handle in cancelled
+                assert tokens == expected.tokens[: len(tokens)]
+            else:
+                assert (tokens, client.reasons[handle]) == expected
+        assert {CANCEL, LENGTH, STOP} == set(client.reasons.values())
+
+
+def test_the_python_target_serves_through_its_process_too(tmp_path):
+    with Child(tmp_path, "--model", str(TINY), "--target", "python") as child:
+        ready = child.says()
+        assert (ready["target"], ready["blocks"]) == ("python", 2)
+        client = Client(child.open(ready))
+        request = Request((16,), 1)
+        in_process = answers_alone(Bench(tiny(), chosen(tiny()[0])))
+        assert client.finish(client.submit(request)) == in_process(request).tokens
+        child.process.stdin.close()
+        assert child.ends() == 0
+        assert not left(tmp_path)
 
 
 def test_the_heart_beats_while_it_serves_and_while_it_idles(child):

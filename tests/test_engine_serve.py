@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from engine_bench import (
     SMALL,
@@ -22,6 +23,7 @@ from engine_bench import (
 from blink_ref.engine.settings import choose
 from blink_ref.errors import BlinkError
 from blink_ref.kernels import attention
+from blink_ref.model.reference import Reference
 from blink_ref.ring.layout import SERVING, STARTING, STOPPED
 from blink_ref.scheduler import admit
 from blink_ref.scheduler.state import GO, IDLE, LEAVE, RUN
@@ -107,6 +109,17 @@ def test_a_request_gets_the_same_answer_with_any_number_of_blocks(target):
         for blocks in (1, 2, 3)
     ]
     assert answers[0] == answers[1] == answers[2]
+
+
+def test_a_request_fills_the_context_to_its_last_position():
+    config = tiny()[0]
+    prompt = np.random.default_rng(5).integers(0, config.vocab, config.context - 20).tolist()
+    made = Bench(tiny(), chosen(config))
+    made.desk.room = config.context
+    made.desk.ring(0, prompt, 20, ignore_eos=True)
+    made.run()
+    made.desk.read()
+    assert made.desk.answers[0].tokens == Reference(*tiny()).generate(prompt, 20, ignore_eos=True)
 
 
 def test_requests_join_and_leave_between_steps():
@@ -231,3 +244,12 @@ def test_more_blocks_than_asked_for_are_never_made():
 def test_more_blocks_than_the_gpu_has_sms_are_refused():
     with pytest.raises(BlinkError, match="--sms 100000 asks for more blocks than this GPU's"):
         choose(SMALL, "cuda", sms=100000)
+
+
+def test_a_model_that_no_block_can_stage_a_row_of_is_refused(monkeypatch):
+    on_cuda = pytest.importorskip("blink_ref.simt.on_cuda", reason="pip install 'blink-ref[cuda13]'")
+    monkeypatch.setattr(on_cuda, "limits", lambda: on_cuda.Limits("T4", 40, 65536, 1 << 33))
+    assert choose(SMALL, "cuda").blocks == 40
+    wide = replace(SMALL, ffn=100_000)
+    with pytest.raises(BlinkError, match="needs 400256 bytes of shared memory a block for a row of 100000"):
+        choose(wide, "cuda")

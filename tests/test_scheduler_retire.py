@@ -20,6 +20,8 @@ from blink_ref.ring.layout import (
     SHUTDOWN,
     STOP,
     STOPPED,
+    TOKEN,
+    pack_record,
 )
 from blink_ref.scheduler.retire import end_reason, end_spec, finish
 from blink_ref.scheduler.state import RUNNING
@@ -166,6 +168,35 @@ def test_a_reader_that_has_gone_does_not_pause_the_other_worker():
         made.desks[1].read()
     assert made.desks[1].busy() == []
     assert made.running() == [0, 1]
+
+
+def test_a_reader_that_lies_about_what_it_has_read_harms_only_itself():
+    made = Bench(small(), chosen(SMALL), outbox=4, workers=2)
+    for slot in (0, 8):
+        made.desks[slot // 8].ring(slot, [slot], 9, ignore_eos=True)
+    made.window.nic["consumed"][0] = 12345
+    for _ in range(20):
+        made.run()
+        made.desks[1].read()
+    assert not made.desks[1].busy()
+    made.stop()
+    assert made.window.gpu["heartbeat"][2] == STOPPED
+
+
+@pytest.mark.parametrize("records", [2**16 * 8 - 5, 2**32 - 5, 2**40 - 5], ids=["tag", "count", "far"])
+def test_the_outbox_goes_on_where_its_counters_wrap(records):
+    made, fresh = bench(outbox=8), bench(outbox=8)
+    for index in range(records - 8, records):  # what the lap before has left there
+        made.window.gpu["outbox"][index % 8] = pack_record(index, 8, 0, TOKEN, 0)
+    made.view.written[0] = made.desk.index = records
+    assert made.desk.read() == 0
+    for each in (made, fresh):
+        for slot in range(3):
+            each.desk.ring(slot, [slot, 1], 11, 0.9, slot, True)
+        while each.desk.busy():
+            each.run()
+            assert each.desk.read()
+    assert made.desk.answers == fresh.desk.answers
 
 
 # --- the end of all
