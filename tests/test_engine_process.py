@@ -1,11 +1,13 @@
 """The engine's process: what it says, what it obeys, and that nothing of it is left behind."""
 
+import functools
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,15 @@ REQUEST = Request((16, 44, 291), 24, 0.8, 5, True)
 LONG = Request((16, 44, 291), 1000, 0.0, 0, True)
 
 
+def options_for(target):
+    return OPTIONS if target == "cpu" else ("--model", str(TINY), "--target", target)
+
+
+@functools.cache
+def alone(target):
+    return answers_alone(Bench(tiny(), chosen(tiny()[0], target)))
+
+
 @pytest.fixture
 def child(tmp_path):
     with Child(tmp_path, *OPTIONS) as child:
@@ -29,17 +40,11 @@ def child(tmp_path):
 
 
 @pytest.fixture(scope="module", params=FAST)
-def target(request):
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def alone(target):
-    return answers_alone(Bench(tiny(), chosen(tiny()[0], target)))
-
-
-def options_for(target):
-    return OPTIONS if target == "cpu" else ("--model", str(TINY), "--target", target)
+def serving(request, tmp_path_factory):
+    """An engine that serves all tests that do not end it, and its target."""
+    with Child(tmp_path_factory.mktemp("windows"), *options_for(request.param)) as child:
+        child.open()
+        yield child, request.param
 
 
 def left(folder):
@@ -60,39 +65,39 @@ def test_the_ready_line_says_what_a_nic_needs(child):
     assert weights.flat.itemsize == 2
 
 
-def test_requests_through_the_process_get_the_answers_of_the_kernel(tmp_path, target, alone):
+def test_requests_through_the_process_get_the_answers_of_the_kernel(serving):
+    child, target = serving
     requests = [REQUEST, *(Request((n, 7), 30, 0.5, n, n % 2 == 0) for n in range(12))]
-    with Child(tmp_path, *options_for(target)) as child:
-        client = Client(child.open())
-        handles = [client.submit(request) for request in requests]
-        for handle, request in zip(handles, requests, strict=True):
-            assert client.finish(handle) == alone(request).tokens
+    client = Client(child.open())
+    handles = [client.submit(request) for request in requests]
+    for handle, request in zip(handles, requests, strict=True):
+        assert client.finish(handle) == alone(target)(request).tokens
 
 
-def test_seconds_of_random_arrivals_and_cancels_disturb_no_answer(tmp_path, target, alone):
+def test_seconds_of_random_arrivals_and_cancels_disturb_no_answer(serving):
     """The kernel scans, admits and publishes while this process writes; slots are used over and over."""
+    child, target = serving
     draw, known = random.Random(1), mixed_requests(tiny()[0], 32, longest=60, max_tokens=40)
-    with Child(tmp_path, *options_for(target)) as child:
-        client, asked, cancelled = Client(child.open()), {}, set()
-        deadline = time.monotonic() + 3
-        while client.nic.running or time.monotonic() < deadline:
-            if time.monotonic() < deadline and client.nic.running < draw.randrange(64):
-                request = draw.choice(known)
-                asked[client.submit(request)] = request
-            if client.nic.running and draw.random() < 0.05:
-                victim = draw.choice([handle for handle in asked if handle not in client.reasons])
-                client.nic.cancel(victim)
-                cancelled.add(victim)
-            client.poll()
-        assert len(asked) > 100
-        for handle, request in asked.items():
-            tokens, expected = client.tokens[handle], alone(request)
-            if client.reasons[handle] == CANCEL:
-                assert handle in cancelled
-                assert tokens == expected.tokens[: len(tokens)]
-            else:
-                assert (tokens, client.reasons[handle]) == expected
-        assert {CANCEL, LENGTH, STOP} == set(client.reasons.values())
+    client, asked, cancelled = Client(child.open()), {}, set()
+    deadline = time.monotonic() + 3
+    while client.nic.running or time.monotonic() < deadline:
+        if time.monotonic() < deadline and client.nic.running < draw.randrange(64):
+            request = draw.choice(known)
+            asked[client.submit(request)] = request
+        if client.nic.running and draw.random() < 0.05:
+            victim = draw.choice([handle for handle in asked if handle not in client.reasons])
+            client.nic.cancel(victim)
+            cancelled.add(victim)
+        client.poll()
+    assert len(asked) > 100
+    for handle, request in asked.items():
+        tokens, expected = client.tokens[handle], alone(target)(request)
+        if client.reasons[handle] == CANCEL:
+            assert handle in cancelled
+            assert tokens == expected.tokens[: len(tokens)]
+        else:
+            assert (tokens, client.reasons[handle]) == expected
+    assert {CANCEL, LENGTH, STOP} == set(client.reasons.values())
 
 
 def test_the_python_target_serves_through_its_process_too(tmp_path):
@@ -108,13 +113,14 @@ def test_the_python_target_serves_through_its_process_too(tmp_path):
         assert not left(tmp_path)
 
 
-def test_the_heart_beats_while_it_serves_and_while_it_idles(child):
-    beats = child.open().gpu["heartbeat"]
+def test_the_heart_beats_while_it_serves_and_while_it_idles(serving):
+    beats = serving[0].open().gpu["heartbeat"]
     wait_until(lambda: beats[2] == SERVING)
+    steps = int(beats[1])
     for _ in range(3):
         before = int(beats[0])
         wait_until(lambda before=before: beats[0] > before, 2)
-    assert beats[1] == 0, "and no step runs without a request"
+    assert beats[1] == steps, "and no step runs without a request"
 
 
 def close_input(child, window):
@@ -129,9 +135,14 @@ def set_stop_word(child, window):
     window.nic["stop"][0] = 1
 
 
-@pytest.mark.parametrize("order", [close_input, terminate, set_stop_word])
-@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
-def test_each_order_to_stop_ends_it_in_order_and_its_requests_with_shutdown(tmp_path, target, alone, order, busy):
+STOPS = [
+    *product(["cpu"], [close_input, terminate, set_stop_word], [False, True]),
+    pytest.param("cuda", terminate, True, marks=pytest.mark.cuda),
+]
+
+
+@pytest.mark.parametrize(("target", "order", "busy"), STOPS)
+def test_each_order_to_stop_ends_it_in_order_and_its_requests_with_shutdown(tmp_path, target, order, busy):
     with Child(tmp_path, *options_for(target)) as child:
         window = child.open()
         client = Client(window)
@@ -144,13 +155,13 @@ def test_each_order_to_stop_ends_it_in_order_and_its_requests_with_shutdown(tmp_
         for handle in handles:
             tokens = client.finish(handle)
             assert client.reasons[handle] == SHUTDOWN
-            assert tokens == alone(LONG).tokens[: len(tokens)]
+            assert tokens == alone(target)(LONG).tokens[: len(tokens)]
 
 
-def test_ctrl_c_is_for_its_parent(child):
-    window = child.open()
+def test_ctrl_c_is_for_its_parent(serving):
+    child, _ = serving
     child.process.send_signal(signal.SIGINT)
-    client = Client(window)
+    client = Client(child.open())
     assert len(client.finish(client.submit(REQUEST))) == REQUEST.max_tokens
     assert child.process.poll() is None
 
