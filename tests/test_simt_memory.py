@@ -2,6 +2,7 @@
 
 import ctypes
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -126,6 +127,37 @@ def test_compare_and_swap_changes_only_what_it_expected(target, lanes, dtype):
     assert old.tolist() == [5, 6, most]
 
 
+class Hesitant:
+    """An array that lets other threads run between reading and writing an element."""
+
+    def __init__(self, array):
+        self.array, self.dtype = array, array.dtype
+
+    def __getitem__(self, i):
+        value = self.array[i]
+        time.sleep(0.001)
+        return value
+
+    def __setitem__(self, i, value):
+        self.array[i] = value
+
+
+@device
+def do_all_three(block, added, highest, swapped, values):
+    atomic_add(added, 0, i64(1))
+    atomic_max(highest, 0, values[place(block)])
+    atomic_cas(swapped, 0, i64(0), i64(place(block) + 1))
+
+
+def test_in_python_no_lane_comes_between_the_reading_and_the_writing_of_an_atomic_step():
+    values = np.array([3, 1, 9, 4, 8, 2, 7, 5])
+    added, highest, swapped = (np.zeros(1, np.int64) for _ in range(3))
+    arrays = [Hesitant(a) for a in (added, highest, swapped)]
+    launch(do_all_three, 2, 4, *arrays, values, target="python")
+    assert (added[0], highest[0]) == (8, 9)
+    assert swapped[0] in range(1, 9)
+
+
 def messenger(scope):
     """The first lane of the grid sends messages to the last: payload, then flag; it waits for an answer."""
 
@@ -195,3 +227,25 @@ def test_a_grid_on_the_cpu_runs_on_while_python_holds_its_lock():
         stop[0] = 1
     running.wait()
     assert after > before + 100
+
+
+@device
+def wait_until_told(block, stop):
+    spins = i64(0)
+    while load_acquire(stop, 0, SYSTEM) == 0:
+        relax(spins)
+        spins += 1
+
+
+def test_a_grid_on_the_cpu_that_has_waited_long_leaves_the_processor_to_others():
+    stop = np.zeros(1, np.int32)
+    running = start(wait_until_told, 2, 1, stop, target="cpu", shared=64)
+    try:
+        time.sleep(2)  # pauses grow for about a second
+        busy, since = time.process_time(), time.perf_counter()
+        time.sleep(0.5)
+        busy, since = time.process_time() - busy, time.perf_counter() - since
+    finally:
+        stop[0] = 1
+    running.wait()
+    assert busy < 0.05 * since
