@@ -230,18 +230,20 @@ def test_a_grid_on_the_cpu_runs_on_while_python_holds_its_lock():
 
 
 @device
-def wait_until_told(block, stop):
-    spins = i64(0)
+def wait_until_told(block, stop, spins):
+    turns = i64(0)
     while load_acquire(stop, 0, SYSTEM) == 0:
-        relax(spins)
-        spins += 1
+        relax(turns)
+        turns += 1
+        store_release(spins, block.id, turns, SYSTEM)
 
 
 def test_a_grid_on_the_cpu_that_has_waited_long_leaves_the_processor_to_others():
-    stop = np.zeros(1, np.int32)
-    running = start(wait_until_told, 2, 1, stop, target="cpu", shared=64)
+    stop, spins = np.zeros(1, np.int32), np.zeros(2, np.int64)
+    running = start(wait_until_told, 2, 1, stop, spins, target="cpu", shared=64)
     try:
-        time.sleep(2)  # pauses grow for about a second
+        while spins.min() < 3500:  # by then, after about a second, pauses have their full length
+            time.sleep(0.01)
         busy, since = time.process_time(), time.perf_counter()
         time.sleep(0.5)
         busy, since = time.process_time() - busy, time.perf_counter() - since
