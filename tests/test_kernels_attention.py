@@ -162,7 +162,6 @@ def test_scores_all_alike_or_far_apart_stay_finite(target, lanes, scale):
 @device
 def project_alone(block, plan, rows, layer, model, cache, x, q):
     poison_arena(block)
-    attention.fetch_project_ahead(block, model, layer)
     attention.project(block, plan, rows, layer, model, cache, x, q)
 
 

@@ -119,7 +119,6 @@ def test_embedding_looks_up_each_rows_token_exactly(target, lanes, rows, dtype):
 @device
 def add_linear_alone(block, x, rows, weights, at, outs, ins, residual):
     poison_arena(block)
-    linear.fetch_ahead(block, weights, at, outs, ins)
     linear.add_linear(block, x, rows, weights, at, outs, ins, residual)
 
 

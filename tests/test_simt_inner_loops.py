@@ -23,7 +23,6 @@ from blink_ref.simt.vocabulary import (
     f32,
     i64,
     lane_id,
-    prefetch,
     row_dot,
     row_mix,
     thread_id,
@@ -76,7 +75,6 @@ def random_rows(sizes, seed):
 def all_row_dots(block, w, w_at, x, x_at, sizes, out):
     """Every warp makes all of them; every lane keeps what it got."""
     for s in range(sizes.shape[0]):
-        prefetch(w, w_at[s], sizes[s])
         out[s, thread_id()] = row_dot(w, w_at[s], x, x_at[s], sizes[s])
 
 

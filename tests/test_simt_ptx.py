@@ -42,7 +42,6 @@ from blink_ref.simt.vocabulary import (
     load_acquire,
     load_relaxed,
     opaque,
-    prefetch,
     rank,
     rank_index,
     relax,
@@ -88,7 +87,6 @@ def use_every_word(block, floats, halves, stored, words, longs):
     atomic_max(longs, i, rank(exp(floats[i]), i))
     atomic_cas(longs, i, i64(0), rank_index(longs[i]) + clock_ns())
     q, r = divide(opaque(i), i64(7))
-    prefetch(stored, q, i64(64))
     floats[i] += row_dot(stored, q, floats, r, i64(64)) + row_dot(floats, q, floats, r, i64(64))
     floats[i] += row_dot(halves, q, floats, r, i64(64)) + dot(floats, q, floats, r, i64(64))
     row_mix(floats, q, i64(8), floats, r, i64(64), floats, i)
