@@ -63,7 +63,9 @@ def choose(config: ModelConfig, target: str, sms: int = 0, cache_bytes: int = 0)
         blocks, lanes, rows, running = sms or (2 if on_python else cores), 4 if on_python else 1, 32, 32
         shared, cache_bytes = SCRATCH + rows * width, cache_bytes or GIB
         warps = -(-lanes // WARP_WIDTH) if on_python else 1
-    page_size = 16
+    page_size = (
+        32 if target == "cuda" else 16
+    )  # as many positions as a warp has lanes, or enough for a vector loop
     needed = max(SCRATCH + width, attention.arena(config.head_dim, page_size, warps))
     if shared < needed:
         raise BlinkError(

@@ -25,7 +25,6 @@ from ..simt.vocabulary import (
     lane_max,
     lane_sum,
     opaque,
-    prefetch,
     row_dot,
     row_mix,
     thread_id,
@@ -101,19 +100,6 @@ def head_start(model, layer, head):
     if within < kv_heads:
         return model.matrix[layer, K] + within * rows
     return model.matrix[layer, V] + (within - kv_heads) * rows
-
-
-@device
-def fetch_project_ahead(block, model, layer):
-    """Start to bring in the first two rows that this warp will read in :func:`project`."""
-    width, half = i64(model.hidden), i64(model.head_dim) >> 1
-    pairs = (i64(model.heads) + 2 * i64(model.kv_heads)) * half
-    first = first_of_share(pairs, grid_warp(block), grid_warps(block))
-    if first < pairs:
-        head, i = divide(first, half)
-        at = head_start(model, layer, head) + i * width
-        prefetch(model.weights, at, width)
-        prefetch(model.weights, at + half * width, width)
 
 
 @device

@@ -8,7 +8,7 @@ on the batch, so that a row's result does not either.
 import numpy as np
 
 from ..simt import device, first_of_share, grid_warp, grid_warps
-from ..simt.vocabulary import barrier, block_copy, i64, lane_id, opaque, prefetch, row_dot
+from ..simt.vocabulary import barrier, block_copy, i64, lane_id, opaque, row_dot
 from .staging import SCRATCH, rows_at_once
 
 
@@ -39,14 +39,6 @@ def add_linear(block, x, rows, weights, at, outs, ins, residual):
                 if lane_id() == 0:
                     residual[(t0 + t) * outs + r] += y
         t0 += tile
-
-
-@device
-def fetch_ahead(block, weights, at, outs, ins):
-    """Start to bring in the first row of a matrix [outs, ins] that this warp will read, while it waits."""
-    first = first_of_share(outs, grid_warp(block), grid_warps(block))
-    if first < outs:
-        prefetch(weights, at + first * ins, ins)
 
 
 def cost(rows: int, outs: int, ins: int) -> tuple[int, int]:

@@ -59,7 +59,6 @@ overload(words.lane_broadcast, target="cpu", strict=False)(lambda x, source: lam
 # --- plain loops, which LLVM vectorises as they stand
 
 
-overload(words.prefetch, target="cpu", strict=False)(lambda w, i, n: lambda w, i, n: None)
 overload(words.opaque, target="cpu", strict=False)(lambda x: lambda x: x)
 
 

@@ -6,9 +6,9 @@ from numba import types
 from . import ptx
 from . import vocabulary as words
 from .cuda_words import access, define, define_by, define_text
-from .lowering import F32, I16, I32, I64, VOID, asm, index_argument, is_vector
+from .lowering import F32, I16, I32, I64, asm, index_argument, is_vector
 from .numba_cuda import cuda
-from .vocabulary import block_threads, f32, i64, lane_id, lane_sum, opaque, thread_id
+from .vocabulary import FULL_WARP, block_threads, f32, i64, lane_id, lane_sum, opaque, thread_id
 
 
 def _keep_rolled():
@@ -151,79 +151,117 @@ def _(w, i, x, j, n):
         return lane_sum(s)
 
     def of_halves(w, i, x, j, n):
-        lane8 = lane_id() * 8
-        i += lane8
-        j += lane8
+        k = lane_id() * 8
+        i += k
+        j += k
         s, t = f32(0.0), f32(0.0)
-        k = lane8
-        while k + 768 < n:  # four loads in flight
+        while k + 1792 < n:  # eight loads in flight: a warp alone must cover the memory's latency
+            _keep_rolled()
             w0, w1, w2, w3 = _eight(w, i), _eight(w, i + 256), _eight(w, i + 512), _eight(w, i + 768)
+            w4, w5, w6, w7 = _eight(w, i + 1024), _eight(w, i + 1280), _eight(w, i + 1536), _eight(w, i + 1792)
             s += _dot8(w0, _eight(x, j))
             t += _dot8(w1, _eight(x, j + 256))
             s += _dot8(w2, _eight(x, j + 512))
             t += _dot8(w3, _eight(x, j + 768))
-            i += 1024
-            j += 1024
-            k += 1024
-        while k < n:
+            s += _dot8(w4, _eight(x, j + 1024))
+            t += _dot8(w5, _eight(x, j + 1280))
+            s += _dot8(w6, _eight(x, j + 1536))
+            t += _dot8(w7, _eight(x, j + 1792))
+            i += 2048
+            j += 2048
+            k += 2048
+        while k + 256 < n:
+            _keep_rolled()
+            w0, w1 = _eight(w, i), _eight(w, i + 256)
+            s += _dot8(w0, _eight(x, j))
+            t += _dot8(w1, _eight(x, j + 256))
+            i += 512
+            j += 512
+            k += 512
+        if k < n:
             s += _dot8(_eight(w, i), _eight(x, j))
-            i += 256
-            j += 256
-            k += 256
         return lane_sum(s + t)
 
     return of_floats if w.dtype == types.float32 else of_halves
-
-
-def _prefetch_line(w, i):
-    """Fetch the 128 bytes at ``w[i]`` into L2. A word of this file only."""
-    raise NotImplementedError("compiled code only")
-
-
-@define(_prefetch_line)
-def _(typing_context, w, i):
-    def codegen(context, builder, signature, args):
-        asm(builder, VOID, ptx.PREFETCH_L2, "l", [access(context, builder, signature, args)])
-        return context.get_dummy_value()
-
-    return types.none(w, i), codegen
-
-
-@define_by(words.prefetch)
-def _(w, i, n):
-    line = 128 * 8 // w.dtype.bitwidth
-
-    def prefetch(w, i, n):
-        k = lane_id() * line
-        while k < n:
-            _prefetch_line(w, i + k)
-            k += 32 * line
-
-    return prefetch
 
 
 @define_by(words.dot)
 def _(a, i, b, j, n):
     def dot(a, i, b, j, n):
         s, k = f32(0.0), i64(0)
-        while k < n:
+        while k + 8 < n:  # b is what comes from afar: four loads in flight
             _keep_rolled()
+            b0, b1 = _eight(b, j + k), _eight(b, j + k + 8)
+            s += _dot8(_eight(a, i + k), b0)
+            s += _dot8(_eight(a, i + k + 8), b1)
+            k = opaque(k + 16)
+        if k < n:
             s += _dot8(_eight(a, i + k), _eight(b, j + k))
-            k = opaque(k + 8)
         return s
 
     return dot
 
 
+@cuda.jit(device=True)
+def _weighted(sums, weight, four):
+    return (
+        sums[0] + weight * four[0],
+        sums[1] + weight * four[1],
+        sums[2] + weight * four[2],
+        sums[3] + weight * four[3],
+    )
+
+
+@cuda.jit(device=True)
+def _with_lane(sums, distance):
+    """Each of the four sums plus that of the lane `distance` away."""
+    return (
+        sums[0] + cuda.shfl_xor_sync(FULL_WARP, sums[0], distance),
+        sums[1] + cuda.shfl_xor_sync(FULL_WARP, sums[1], distance),
+        sums[2] + cuda.shfl_xor_sync(FULL_WARP, sums[2], distance),
+        sums[3] + cuda.shfl_xor_sync(FULL_WARP, sums[3], distance),
+    )
+
+
 @define_by(words.row_mix)
 def _(weight, i, n, rows, j, width, out, k):
     def row_mix(weight, i, n, rows, j, width, out, k):
-        c = lane_id()
-        while c < width:
-            s = out[k + c]
-            for p in range(n):
-                s += weight[i + p] * rows[j + p * width + c]
-            out[k + c] = s
-            c += 32
+        # a lane takes four columns; narrow rows leave lanes over, which take every second or fourth row
+        quads = width >> 2
+        groups = 1
+        if quads <= 16:
+            groups = 2
+        if quads <= 8:
+            groups = 4
+        lanes = 32 // groups
+        lane, group = lane_id() & (lanes - 1), lane_id() // lanes
+        first = i64(0)
+        while first < quads:
+            column = (first + lane) << 2
+            sums = (f32(0.0), f32(0.0), f32(0.0), f32(0.0))
+            p = i64(group)
+            if column < width:
+                while p + 3 * groups < n:
+                    _keep_rolled()
+                    at, step = j + p * width + column, groups * width
+                    r0, r1 = _four(rows, at), _four(rows, at + step)
+                    r2, r3 = _four(rows, at + 2 * step), _four(rows, at + 3 * step)
+                    sums = _weighted(sums, weight[i + p], r0)
+                    sums = _weighted(sums, weight[i + p + groups], r1)
+                    sums = _weighted(sums, weight[i + p + 2 * groups], r2)
+                    sums = _weighted(sums, weight[i + p + 3 * groups], r3)
+                    p += 4 * groups
+                while p < n:
+                    _keep_rolled()
+                    sums = _weighted(sums, weight[i + p], _four(rows, j + p * width + column))
+                    p += groups
+            if groups >= 2:
+                sums = _with_lane(sums, 16)
+            if groups == 4:
+                sums = _with_lane(sums, 8)
+            if group == 0 and column < width:
+                old = _four(out, k + column)
+                _store_four(out, k + column, _weighted(old, f32(1.0), sums))
+            first += lanes
 
     return row_mix

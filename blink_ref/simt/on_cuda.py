@@ -6,6 +6,7 @@ and calls it; numba-cuda lowers device functions, :mod:`.cuda_words` and :mod:`.
 
 import functools
 import time
+import weakref
 from collections.abc import Callable
 from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -62,20 +63,27 @@ def limits() -> Limits:
 def map_host(memory: np.ndarray) -> Callable[[np.ndarray], Any]:
     """Let kernels reach page-aligned host memory where it is; returns what turns a view of it into a device array.
 
-    The memory is locked and stays mapped while this process lives, also while the process is stopped.
+    It is locked there until `memory` is collected, also while the process is stopped. It has to be anonymous,
+    or a file of a memory file system: the driver does not lock pages of a disk's files.
     """
+    from cuda.bindings import driver as binding
 
     base, context = memory.ctypes.data, cuda.current_context()
     portable_and_mapped = 3
-    (error,) = driver.cuMemHostRegister(base, memory.nbytes, portable_and_mapped)
+    (error,) = binding.cuMemHostRegister(base, memory.nbytes, portable_and_mapped)
     if int(error):
-        raise BlinkError(f"the driver refuses to map the window's {memory.nbytes} bytes (error {int(error)})")
-    error, there = driver.cuMemHostGetDevicePointer(base, 0)
+        raise BlinkError(
+            f"the driver refuses to lock the window's {memory.nbytes} bytes (error {int(error)}); "
+            "a window for a GPU has to lie in a memory file system such as /dev/shm, and `ulimit -l` to allow it"
+        )
+    # before the pages are given back: the driver would hold on to an address that others may get
+    weakref.finalize(memory, binding.cuMemHostUnregister, base).atexit = False
+    error, there = binding.cuMemHostGetDevicePointer(base, 0)
     if int(error):
         raise BlinkError(f"the window has no address on the GPU (error {int(error)})")
 
     def view(a: np.ndarray) -> Any:
-        pointer = driver.CUdeviceptr(int(there) + a.ctypes.data - base)
+        pointer = binding.CUdeviceptr(int(there) + a.ctypes.data - base)
         owned = driver.MemoryPointer(context, pointer, a.nbytes, owner=memory)
         return cuda.devicearray.DeviceNDArray(a.shape, a.strides, a.dtype, gpu_data=owned)
 
@@ -84,15 +92,15 @@ def map_host(memory: np.ndarray) -> Callable[[np.ndarray], Any]:
 
 def copy_bandwidth(size: int = 1 << 29) -> float:
     """Bytes per second of a device-to-device copy, read and written both counted; median of 5."""
-    from cuda.bindings import driver
+    from cuda.bindings import driver as binding
 
     a, b = cuda.device_array(size, np.uint8), cuda.device_array(size, np.uint8)
-    there, here = (driver.CUdeviceptr(int(array.device_ctypes_pointer.value)) for array in (b, a))
+    there, here = (binding.CUdeviceptr(int(array.device_ctypes_pointer.value)) for array in (b, a))
     times = []
     for _ in range(6):
         begin, end = cuda.event(), cuda.event()
         begin.record()
-        driver.cuMemcpyDtoDAsync(there, here, size, 0)
+        binding.cuMemcpyDtoDAsync(there, here, size, 0)
         end.record()
         end.synchronize()
         times.append(cuda.event_elapsed_time(begin, end) / 1e3)
@@ -211,11 +219,11 @@ def _allow_shared(compiled: Any, size: int) -> None:
     """Let a kernel use more dynamic shared memory than the default, up to the device's limit."""
     if size <= SHARED_PER_BLOCK_DEFAULT:
         return
-    from cuda.bindings import driver
+    from cuda.bindings import driver as binding
 
-    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    attribute = binding.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     handle = compiled._codelibrary.get_cufunc().handle
-    (error,) = driver.cuKernelSetAttribute(attribute, size, handle, cuda.get_current_device().id)
+    (error,) = binding.cuKernelSetAttribute(attribute, size, handle, cuda.get_current_device().id)
     if int(error):
         limit = cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
         raise BlinkError(f"a block wants {size} bytes of shared memory; this GPU gives at most {limit}")

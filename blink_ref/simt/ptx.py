@@ -35,9 +35,6 @@ NO_UNROLL = '.pragma "nounroll";'
 # L1, which they would only sweep.
 LOAD_WEIGHTS = "ld.global.nc.L1::no_allocate.v4.u32 {$0, $1, $2, $3}, [$4];"
 
-# Starts to bring the 128-byte line at an address into L2, and waits for nothing.
-PREFETCH_L2 = "prefetch.global.L2 [$0];"
-
 # A float32 whose upper half is the upper (or lower) half of a 32-bit word: the bfloat16s in a pair.
 HIGH_HALF = "and.b32 $0, $1, 0xffff0000;"
 LOW_HALF = "shl.b32 $0, $1, 16;"

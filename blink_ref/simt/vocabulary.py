@@ -276,17 +276,10 @@ def block_scale(out, k, a, i, scale, gain, g, n):
     out[k + thread : k + n : threads] = scaled * gain[g + thread : g + n : threads]
 
 
-def prefetch(w, i, n):
-    """A hint that the warp will read ``w[i:i+n]`` soon: CUDA fetches it into L2, the others do nothing.
-
-    Weights do not depend on activations, so their stream need not stop while blocks wait for each other.
-    """
-
-
 def row_mix(weight, i, n, rows, j, width, out, k):
     """``out[k:k+width] += sum over p < n of weight[i+p] * rows[j+p*width : j+(p+1)*width]``, by one warp.
 
-    float32 throughout; `width` is a multiple of 8. The lanes share the columns; p runs in order.
+    float32 throughout; `width` is a multiple of 8. The order of the additions depends on n and `width` alone.
     """
     lane, lanes = me().lane, me().warp.width
     mixed = weight[i : i + n] @ rows[j : j + n * width].reshape(n, width)[:, lane::lanes]
