@@ -16,6 +16,9 @@ endif
 # CUDA wheels only where there is a driver, of the major version that the driver speaks
 CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \(1[23]\).*/,cuda\1/p')
 
+# the driver maps windows that lie in memory, not on a disk
+MEMORY := /dev/shm/blink_ref-tests
+
 .PHONY: demo test test-cuda bench-cuda lint clean
 
 demo: $(VENV:%=%/.for-use)
@@ -32,7 +35,8 @@ test: $(VENV:%=%/.for-development)
 	$(RUN) -m pytest -q tests
 
 test-cuda: $(VENV:%=%/.for-development)
-	$(RUN) -m pytest -q -m cuda tests
+	$(RUN) -m pytest -q -m cuda tests --basetemp=$(MEMORY)
+	@rm -rf $(MEMORY)
 
 # Keeps the figures under the card's name.
 bench-cuda: $(VENV:%=%/.for-development)

@@ -241,3 +241,9 @@ def test_the_costs_are_those_counted_by_hand():
     assert logits.cost(2, 8, 5) == (2 * 40 + 4 * (16 + 10), 2 * 2 * 40)
     # ten rounds of two products, two shifts or masks and two exclusive ors, for each of 2 x 5 tokens
     assert sampling.cost(2, 5) == (0, 10 * 6 * 10)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_specification_never_draws_nan(temperature):
+    values = np.array([1.0, np.nan, 2.0, np.nan], np.float32)
+    assert all(sampling.spec(values, temperature, seed, position=3) in (0, 2) for seed in range(50))

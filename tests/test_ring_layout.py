@@ -81,9 +81,10 @@ def test_the_arena_of_a_default_window_holds_the_longest_prompts():
 @pytest.mark.parametrize(
     ("sizes", "complaint"),
     [
-        ({"slots": 0}, "slots is a power of two, not 0"),
-        ({"slots": 48}, "slots is a power of two, not 48"),
-        ({"outbox": 100}, "outbox is a power of two, not 100"),
+        ({"slots": 0}, "slots is a power of two from 1 on, not 0"),
+        ({"slots": 48}, "slots is a power of two from 1 on, not 48"),
+        ({"outbox": 100}, "outbox is a power of two from 2 on, not 100"),
+        ({"outbox": 1}, "outbox is a power of two from 2 on, not 1"),
         ({"slots": 64, "workers": 3}, "3 workers cannot share 64 slots evenly"),
     ],
 )

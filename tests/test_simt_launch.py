@@ -229,7 +229,7 @@ def test_after_a_failure_the_same_thread_can_launch_again():
 
 @pytest.mark.cuda
 def test_a_grid_too_large_to_be_resident_is_refused_not_hung():
-    with pytest.raises(Exception, match=r"COOPERATIVE_LAUNCH_TOO_LARGE|720"):
+    with pytest.raises(Exception, match=r"exceeds the limit|COOPERATIVE_LAUNCH_TOO_LARGE"):
         launch(count_lanes, 100_000, 1024, np.zeros(1, np.int32), target="cuda")
 
 
@@ -336,3 +336,9 @@ def test_a_debugger_started_before_the_launch_can_stop_any_lane(tmp_path):
     out, _ = run_script(tmp_path, text, commands, options=["-m", "pdb"])
     assert "('place', 3)" in out
     assert RESULT in out
+
+
+@pytest.mark.cuda
+def test_a_cuda_block_of_broken_warps_is_refused():
+    with pytest.raises(BlinkError, match="33 lanes are not a multiple"):
+        launch(count_lanes, 1, 33, np.zeros(1, np.int32), target="cuda")

@@ -15,6 +15,9 @@ GIB = 1 << 30
 
 CUDA_LANES = 512
 
+MOST_BLOCKS = 64
+"""On a CPU of fewer cores: beyond it, blocks do little but wait for each other."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -43,6 +46,8 @@ def choose(config: ModelConfig, target: str, sms: int = 0, cache_bytes: int = 0)
     `sms` is the number of blocks (0 = all SMs, or all cores); `cache_bytes` bounds the KV cache
     (0 = 1 GiB on the CPU, a third of the free memory on a GPU). Raises BlinkError where the model cannot fit.
     """
+    if sms < 0:
+        raise BlinkError(f"--sms is {sms}; give the number of blocks, or 0 for all")
     context = min(config.context, 8192)
     width = max(config.hidden, config.ffn, config.heads * config.head_dim)
     if target == "cuda":
@@ -61,6 +66,11 @@ def choose(config: ModelConfig, target: str, sms: int = 0, cache_bytes: int = 0)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         on_python = target == "python"
         blocks, lanes, rows, running = sms or (2 if on_python else cores), 4 if on_python else 1, 32, 32
+        if blocks > max(MOST_BLOCKS, cores):
+            raise BlinkError(
+                f"--sms is {sms}; at most {max(MOST_BLOCKS, cores)} blocks make sense on {cores} cores, where each "
+                "block is a thread that waits for the others"
+            )
         shared, cache_bytes = SCRATCH + rows * width, cache_bytes or GIB
         warps = -(-lanes // WARP_WIDTH) if on_python else 1
     page_size = (

@@ -19,7 +19,8 @@ LOW, WORD = u64(0xFFFFFFFF), u64(32)
 
 
 def spec(logits: np.ndarray, temperature: float, seed: int, position: int) -> int:
-    """The token drawn from logits [vocab] for the answer's token at `position`."""
+    """The token drawn from logits [vocab] for the answer's token at `position`; NaN is never drawn."""
+    logits = np.where(np.isnan(logits), np.float32(-np.inf), logits)
     if temperature == 0:
         return int(np.argmax(logits))
     counters = np.zeros((len(logits), 4), np.uint64)

@@ -96,9 +96,9 @@ class Layout:
     vocab: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("slots", "outbox"):
-            if (n := getattr(self, name)) < 1 or n & (n - 1):
-                raise ValueError(f"{name} is a power of two, not {n}")
+        for name, least in (("slots", 1), ("outbox", 2)):  # a token and an END have to fit
+            if (n := getattr(self, name)) < least or n & (n - 1):
+                raise ValueError(f"{name} is a power of two from {least} on, not {n}")
         if self.slots % self.workers:
             raise ValueError(f"{self.workers} workers cannot share {self.slots} slots evenly")
 

@@ -144,7 +144,7 @@ def _(typing_context, a, i, expected, value, scope=None):
 
 # --- waiting and time
 
-YIELDS_FROM, SLEEPS_FROM, LONGEST_SLEEP_US = 64, 2000, 1500
+YIELDS_FROM, SLEEPS_FROM, LONGEST_SLEEP_US = 64, 2000, 2000
 
 
 @_define(words.relax)

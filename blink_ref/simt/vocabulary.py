@@ -93,7 +93,7 @@ def relax(spins):
     """Give way inside a spin loop; `spins` counts the turns so far, and the pause grows with it.
 
     CUDA: nothing at first, then ``nanosleep``. CPU: ``pause``, then ``sched_yield``, then sleeps of
-    up to 1.5 ms, so that an idle engine leaves the machine to others.
+    up to 2 ms, so that an idle engine leaves the machine to others.
     """
     me().block.python_grid.check()
     time.sleep(0 if spins < 100 else 0.0005)
