@@ -66,10 +66,11 @@ def choose(config: ModelConfig, target: str, sms: int = 0, cache_bytes: int = 0)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         on_python = target == "python"
         blocks, lanes, rows, running = sms or (2 if on_python else cores), 4 if on_python else 1, 32, 32
-        if blocks > max(MOST_BLOCKS, cores):
+        most = max(MOST_BLOCKS, cores)
+        if blocks > most:
             raise BlinkError(
-                f"--sms is {sms}; at most {max(MOST_BLOCKS, cores)} blocks make sense on {cores} cores, where each "
-                "block is a thread that waits for the others"
+                f"--sms is {sms}; at most {most} blocks make sense on {cores} cores, where each block is a thread "
+                "that waits for the others"
             )
         shared, cache_bytes = SCRATCH + rows * width, cache_bytes or GIB
         warps = -(-lanes // WARP_WIDTH) if on_python else 1
