@@ -16,6 +16,8 @@ endif
 # CUDA wheels only where there is a driver, of the major version that the driver speaks
 CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \(1[23]\).*/,cuda\1/p')
 
+CARD = $(shell nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1 | tr ' ' '-')
+
 # the driver maps windows that lie in memory, not on a disk
 MEMORY := /dev/shm/blink_ref-tests
 
@@ -38,9 +40,9 @@ test-cuda: $(VENV:%=%/.for-development)
 	$(RUN) -m pytest -q -m cuda tests --basetemp=$(MEMORY)
 	@rm -rf $(MEMORY)
 
-# Keeps the figures under the card's name.
+# Keeps the figures under the card's name, such as bench/results/NVIDIA-H200.json.
 bench-cuda: $(VENV:%=%/.for-development)
-	$(RUN) -m pytest -q -m cuda bench --benchmark-json=bench/results/cuda.json
+	$(RUN) -m pytest -q -m cuda bench --benchmark-json="bench/results/$(CARD).json"
 
 lint: $(VENV:%=%/.for-development)
 	$(RUN) -m ruff check .

@@ -176,8 +176,8 @@ def start(fn: DeviceFunction, blocks: int, lanes: int, args: tuple[Any, ...], sh
 
     The launch is cooperative: it fails, instead of hanging, if the blocks cannot all be resident.
     """
-    if lanes % 32:
-        raise BlinkError(f"a CUDA block has whole warps of 32 lanes; {lanes} lanes are not a multiple")
+    if lanes % 32 and lanes != 1:
+        raise BlinkError(f"a CUDA block has whole warps of 32 lanes, or a single lane, not {lanes} lanes")
     run = kernel(fn, lanes)
     grid = cuda.to_device(np.zeros(1, np.uint32))
     compiled = run.compile((typeof(grid), typeof(args)))
