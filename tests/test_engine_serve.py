@@ -247,7 +247,9 @@ def test_more_blocks_than_the_gpu_has_sms_are_refused():
 
 
 def test_a_model_that_no_block_can_stage_a_row_of_is_refused(monkeypatch):
-    on_cuda = pytest.importorskip("blink_ref.simt.on_cuda", reason="pip install 'blink-ref[cuda13]'")
+    pytest.importorskip("numba_cuda", reason="pip install 'blink-ref[cuda13]'")
+    from blink_ref.simt import on_cuda
+
     monkeypatch.setattr(on_cuda, "limits", lambda: on_cuda.Limits("T4", 40, 65536, 1 << 33))
     assert choose(SMALL, "cuda").blocks == 40
     wide = replace(SMALL, ffn=100_000)
