@@ -6,6 +6,7 @@ Start with :mod:`.vocabulary`, the words device code is written in; :func:`launc
 from .device import DeviceFunction, device
 from .grid import first_of_share, grid_barrier, grid_warp, grid_warps
 from .launch import Running, aligned, choose_target, launch, start
+from .swap import swap
 
 __all__ = [
     "DeviceFunction",
@@ -19,4 +20,5 @@ __all__ = [
     "grid_warps",
     "launch",
     "start",
+    "swap",
 ]

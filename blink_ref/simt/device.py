@@ -4,8 +4,9 @@ import builtins
 import dis
 import functools
 import types
+import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from . import sites
 
@@ -16,12 +17,18 @@ class DeviceFunction:
     Inside another device function it is called by name, on every target.
     """
 
+    known: ClassVar[weakref.WeakSet["DeviceFunction"]] = weakref.WeakSet()
+    """All there are, for :mod:`.swap`."""
+
     def __init__(self, fn: types.FunctionType) -> None:
         names = _synchronising_names(fn)
         self.python = sites.mend(fn, names)
         self.collective = bool(names)
         """Whether lanes wait for each other in it, or may, as it calls what is defined below it."""
+        self.kept_on_disk = True
+        """Whether compiled forms go to the cache; not while :mod:`.swap` lasts."""
         functools.update_wrapper(self, fn)
+        self.known.add(self)
 
     def __call__(self, *args: Any) -> Any:
         return self.python(*args)
@@ -34,7 +41,7 @@ class DeviceFunction:
         """Numba's CPU dispatcher of this function."""
         from . import on_cpu
 
-        return on_cpu.dispatcher(self.python)
+        return on_cpu.dispatcher(self.python, self.kept_on_disk)
 
     @functools.cached_property
     def cuda(self) -> Any:

@@ -15,10 +15,11 @@ from .cache import ClosureCache
 FASTMATH = {"contract", "nsz", "arcp"}
 
 
-def dispatcher(fn: FunctionType) -> Any:
+def dispatcher(fn: FunctionType, kept_on_disk: bool = True) -> Any:
     """Numba's dispatcher for a device function; no reference counts, since device code allocates nothing."""
     made = numba.njit(nogil=True, error_model="numpy", fastmath=FASTMATH, _nrt=False)(fn)
-    made._cache = ClosureCache(fn)
+    if kept_on_disk:
+        made._cache = ClosureCache(fn)
     return made
 
 

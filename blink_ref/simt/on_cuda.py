@@ -134,7 +134,8 @@ def kernel(fn: DeviceFunction, lanes: int) -> Any:
         cuda.syncthreads()
         body(Block(i64(cuda.blockIdx.x), i64(cuda.gridDim.x), shared, grid, turn), *args)
 
-    run._cache = _KernelCache(fn.python, lanes)
+    if fn.kept_on_disk:
+        run._cache = _KernelCache(fn.python, lanes)
     return run
 
 
