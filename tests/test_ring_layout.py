@@ -41,7 +41,7 @@ def test_every_field_starts_on_a_cache_line_of_its_own(layout):
 def test_a_field_is_written_by_one_side():
     nic, gpu = Layout().nic_half.names, Layout().gpu_half.names
     assert nic == ("header", "stop", "doorbell", "cancel", "consumed", "request", "arena")
-    assert gpu == ("heartbeat", "state", "outbox")
+    assert gpu == ("heartbeat", "state", "outbox", "position", "owner", "history")
 
 
 @layouts

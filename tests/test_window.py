@@ -183,7 +183,7 @@ def test_reaping_leaves_what_another_user_planted(tmp_path, monkeypatch):
 
 def test_another_version_is_refused(window):
     window.nic["header"]["version"] = 99
-    with pytest.raises(BlinkError, match="layout version 99, this program speaks 1; run engine and NIC"):
+    with pytest.raises(BlinkError, match="layout version 99, this program speaks 2; run engine and NIC"):
         Window.open(window.path)
 
 

@@ -9,7 +9,8 @@ from ..ring.device import Window as DeviceWindow
 from ..ring.window import Window
 from ..simt import on_cuda
 
-IN_HOST_MEMORY = ("stop", "doorbell", "cancel", "consumed", "request", "arena", "heartbeat", "state", "outbox")
+IN_GPU_MEMORY = ("written", "room")
+"""Arrays of the kernel's view of the window that are not in the window."""
 
 
 def place(args: tuple[Any, ...], window: Window) -> tuple[Any, ...]:
@@ -19,7 +20,8 @@ def place(args: tuple[Any, ...], window: Window) -> tuple[Any, ...]:
     assert isinstance(mapped_file, mmap.mmap)
     whole = np.frombuffer(mapped_file, np.uint8)
     at = on_cuda.map_host(whole)
-    fields = {name: at(getattr(view, name)) for name in IN_HOST_MEMORY}
-    own = {name: on_cuda.to_device(getattr(view, name)) for name in ("written", "room")}
+    arrays = {name: value for name, value in view._asdict().items() if isinstance(value, np.ndarray)}
+    own = {name: on_cuda.to_device(arrays.pop(name)) for name in IN_GPU_MEMORY}
+    fields = {name: at(value) for name, value in arrays.items()}
     mapped: DeviceWindow = view._replace(**fields, **own)
     return mapped, *(on_cuda.to_device(other) for other in others)

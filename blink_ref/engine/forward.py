@@ -6,6 +6,19 @@ from ..kernels.linear import add_linear
 from ..kernels.logits import logits_and_draw
 from ..kernels.mlp import gate_up
 from ..kernels.tensors import DOWN, OUT
+from ..scheduler.sight import (
+    ATTENDED,
+    DRAWN,
+    EMBEDDED,
+    GATED,
+    LAYER,
+    LAYERS,
+    LOWERED,
+    OUTPUT,
+    PROJECTED,
+    stamp,
+    timed_layer,
+)
 from ..scheduler.state import ROWS, SAMPLES
 from ..simt import device, grid_barrier
 from ..simt.vocabulary import i64, opaque
@@ -16,25 +29,35 @@ def forward(block, plan, model, cache, act):
     """Compute the plan's rows and draw its samples. All blocks, after a grid barrier; ends with one."""
     rows, samples = i64(plan.count[ROWS]), i64(plan.count[SAMPLES])
     weights, matrix = model.weights, model.matrix
+    timed = timed_layer(block, plan)
     embedding(block, plan, rows, model, act.x)
     grid_barrier(block)
+    stamp(plan, EMBEDDED, timed >= 0)
     for layer in range(model.layers):
+        stamp(plan, LAYER, layer == timed)
         hidden, ffn = opaque(i64(model.hidden)), opaque(i64(model.ffn))
         heads = opaque(i64(model.heads)) * i64(model.head_dim)
 
         project(block, plan, rows, layer, model, cache, act.x, act.q)
         grid_barrier(block)
+        stamp(plan, PROJECTED, layer == timed)
 
         attend(block, plan, rows, layer, model, cache, act.q, act.attended)
         grid_barrier(block)
+        stamp(plan, ATTENDED, layer == timed)
 
         add_linear(block, act.attended, rows, weights, matrix[layer, OUT], hidden, heads, act.x)
         grid_barrier(block)
+        stamp(plan, OUTPUT, layer == timed)
 
         gate_up(block, rows, layer, model, act.x, act.gated)
         grid_barrier(block)
+        stamp(plan, GATED, layer == timed)
 
         add_linear(block, act.gated, rows, weights, matrix[layer, DOWN], hidden, ffn, act.x)
         grid_barrier(block)
+        stamp(plan, LOWERED, layer == timed)
+    stamp(plan, LAYERS, timed >= 0)
     logits_and_draw(block, plan, samples, model, act.x, act.logits)
     grid_barrier(block)
+    stamp(plan, DRAWN, timed >= 0)

@@ -18,13 +18,14 @@ from .settings import Settings
 def window_layout(config: ModelConfig, settings: Settings) -> Layout:
     """The window for a model: arena for the prompts of a full batch, but at most a million tokens."""
     arena = min(1 << 20, settings.slots * settings.context)
-    return Layout(slots=settings.slots, arena=arena, context=settings.context, vocab=config.vocab)
+    s = settings
+    return Layout(s.slots, 1, arena, context=s.context, vocab=config.vocab, pages=s.pages, page_size=s.page_size)
 
 
 def device_window(nic: Any, gpu: Any, layout: Layout) -> Window:
     """The kernel's view of the window's two halves, given as NumPy records."""
     fields = {name: nic[name] for name in ("stop", "doorbell", "cancel", "consumed", "request", "arena")}
-    fields |= {name: gpu[name] for name in ("heartbeat", "state", "outbox")}
+    fields |= {name: gpu[name] for name in gpu.dtype.names}
     workers = layout.workers
     return Window(
         **fields,

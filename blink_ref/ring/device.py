@@ -21,6 +21,9 @@ class Window(NamedTuple):
     heartbeat: Any
     state: Any
     outbox: Any
+    position: Any
+    owner: Any
+    history: Any
     written: Any
     """int64 [workers], in the GPU's own memory: records written so far to each worker's outbox"""
     room: Any

@@ -3,7 +3,8 @@
 Two page-aligned halves, split by writer, so that each word has one writing side:
 
 - the NIC's half: header, stop word, doorbells, cancel words, consumed counts, requests, prompt arena;
-- the GPU's half: heartbeat, slot states, one outbox ring for each NIC worker.
+- the GPU's half: heartbeat, one outbox ring for each NIC worker, and the sight: slot states, owners of
+  pages and the last steps, for people to see.
 
 A request lives in a slot. The NIC puts the prompt into its worker's arena and fills in the request,
 then *rings* the slot's doorbell: it stores the slot's next generation number with release. The GPU scans
@@ -21,12 +22,12 @@ from typing import NamedTuple
 import numpy as np
 
 MAGIC = int.from_bytes(b"BLINKREF", "little")
-VERSION = 1
+VERSION = 2
 PAGE = 4096
 LINE = 64
 """Bytes in a cache line; words of different workers lie on different ones."""
 
-# Slot states, for people to see; nothing synchronises on them.
+# Slot states: a part of the sight, which is for people to see; nothing synchronises on it.
 FREE, READY, PREFILL, DECODE, PAUSED, DONE, FAILED, CANCELLED = range(8)
 STATES = ("FREE", "READY", "PREFILL", "DECODE", "PAUSED", "DONE", "FAILED", "CANCELLED")
 
@@ -51,6 +52,14 @@ REASONS = {
 # What the engine is doing: word 2 of the heartbeat.
 STARTING, SERVING, STOPPED = range(3)
 
+# The sight's record of a step, STEP_WORDS words; step n is record n % HISTORY. It is read without an
+# order: a record whose number is not the expected one is being written, or has not been.
+HISTORY, STEP_WORDS = 128, 16
+STEP_NUMBER, STEP_DECODE, STEP_PREFILL, STEP_SAMPLES, STEP_NS, STEP_PHASES = range(6)
+"""Step number from 1 on, rows of either kind, samples, ns of the step (waiting left out), and from here on ns by phase."""
+PHASES = ("schedule", "embed", "project", "attend", "output", "gate, up", "down", "logits")
+"""What a step is made of. Those within a layer are timed in one layer, in turn, and multiplied by the layers."""
+
 HEADER = np.dtype(
     [
         ("magic", "<u8"),
@@ -62,7 +71,9 @@ HEADER = np.dtype(
         ("context", "<u4"),  # most tokens of prompt and answer together
         ("vocab", "<u4"),
         ("engine_pid", "<u4"),
-        ("unused", "<u4", (LINE - 40) // 4),
+        ("pages", "<u4"),  # of the KV cache
+        ("page_size", "<u4"),  # positions in a page
+        ("unused", "<u4", (LINE - 48) // 4),
     ]
 )
 """Written once by the engine's host before anything else runs."""
@@ -94,6 +105,8 @@ class Layout:
     outbox: int = 1 << 13
     context: int = 2048
     vocab: int = 0
+    pages: int = 1024
+    page_size: int = 16
 
     def __post_init__(self) -> None:
         for name, least in (("slots", 1), ("outbox", 2)):  # a token and an END have to fit
@@ -125,6 +138,9 @@ class Layout:
                 ("heartbeat", "<u8", LINE // 8),  # beats, steps, STARTING/SERVING/STOPPED, running, waiting
                 ("state", "<u4", self.slots),
                 ("outbox", "<u8", self.workers * self.outbox),
+                ("position", "<u4", self.slots),  # positions of a slot's request in the KV cache so far
+                ("owner", "<u4", self.pages),  # 0 = free, else slot << 16 | 1 + place in the slot's page table
+                ("history", "<u4", HISTORY * STEP_WORDS),
             ]
         )
 

@@ -12,6 +12,7 @@ import os
 import secrets
 import stat
 import tempfile
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -66,8 +67,8 @@ class Window:
             os.close(file)
             raise
         header = window.nic["header"]
-        for name in ("slots", "workers", "arena", "outbox", "context", "vocab"):
-            header[name] = getattr(layout, name)
+        for field in fields(layout):
+            header[field.name] = getattr(layout, field.name)
         header["version"] = VERSION
         header["engine_pid"] = engine_pid or os.getpid()
         header["magic"] = MAGIC
@@ -210,8 +211,7 @@ def _checked_layout(file: int, path: Path) -> Layout:
             f"{path} has layout version {header['version']}, this program speaks {VERSION}; "
             "run engine and NIC from one version of blink_ref"
         )
-    fields = ("slots", "workers", "arena", "outbox", "context", "vocab")
-    layout = Layout(**{name: int(header[name]) for name in fields})
+    layout = Layout(**{field.name: int(header[field.name]) for field in fields(Layout)})
     held = os.fstat(file).st_size
     if held != layout.size:
         raise BlinkError(f"{path} has {held} bytes, its header says {layout.size}; start an engine again")

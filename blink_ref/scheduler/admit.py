@@ -12,6 +12,7 @@ from ..simt import device
 from ..simt.vocabulary import barrier, f32, i32, i64, thread_id, u32
 from .arrivals import cancelled, waiting_at
 from .retire import finish
+from .sight import show_pages_taken
 from .state import CANDIDATE, DECISION, NEED, RUNNING, WAITING_HEAD, WAITING_TAIL
 
 NOBODY, ADMIT, REFUSED = range(3)
@@ -103,6 +104,8 @@ def start(window, slots, queue, cache, slot, need):
     slots.produced[slot] = i32(0)
     slots.state[slot] = i32(PREFILL)
     window.state[slot] = u32(PREFILL)
+    window.position[slot] = u32(0)
+    show_pages_taken(window, cache, slot, need)
     queue.running[queue.count[RUNNING]] = i32(slot)
     queue.count[RUNNING] += 1
     queue.count[WAITING_HEAD] += 1

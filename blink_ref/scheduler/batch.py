@@ -7,7 +7,7 @@ chunks beside the others' decode rows (chunked prefill: Agrawal et al., 2023).
 from ..ring.device import outbox_room, worker_of
 from ..simt import device
 from ..simt.vocabulary import barrier, block_threads, i32, i64, thread_id
-from .state import CHUNKS, ROWS, RUNNING, SAMPLES
+from .state import CHUNKS, DECODING, ROWS, RUNNING, SAMPLES
 
 BEST_OF_NONE = i64(-(2**63))
 
@@ -52,6 +52,8 @@ def deal_rows(window, slots, queue, plan):
             left = i64(slots.prompt_len[slot]) - i64(slots.done[slot])
             if (left > 0) == (prefill == 1):
                 add_chunk(window, slots, queue, plan, slot, min(max(left, i64(1)), most - i64(plan.count[ROWS])))
+        if prefill == 0:
+            queue.count[DECODING] = i64(plan.count[ROWS])
 
 
 @device

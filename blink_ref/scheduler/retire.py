@@ -5,6 +5,7 @@ from ..ring.device import outbox_room, worker_of, write_record
 from ..ring.layout import CANCEL, CANCELLED, DECODE, DONE, END, FAILED, FREE, LENGTH, STOP, TOKEN
 from ..simt import device
 from ..simt.vocabulary import barrier, i32, i64, rank_index, thread_id, u32
+from .sight import LOOKED, show_pages_free, show_step, stamp
 from .state import CHUNKS, RUNNING
 
 
@@ -29,22 +30,27 @@ def end_reason(token, eos, ignore_eos, produced, limit):
 
 
 @device
-def publish(block, window, slots, queue, plan, cache, eos):
+def publish(block, window, slots, queue, plan, cache, model):
     """Send the step's tokens, and end the requests they end. All lanes of the scheduler's block.
 
     One lane does it, in the order of the chunks: a request's END follows its last token. The plan
     saw to it that the outboxes have room.
     """
     if thread_id() == 0:
+        if queue.count[CHUNKS] > 0:
+            show_step(window, queue, plan, model.layers)
+        stamp(plan, LOOKED, True)
         sample = i64(0)
         for chunk in range(queue.count[CHUNKS]):
             slot = i64(queue.chunk_slot[chunk])
             slots.done[slot] += queue.chunk_rows[chunk]
+            window.position[slot] = u32(slots.done[slot])
             if slots.done[slot] >= slots.prompt_len[slot]:
                 token = rank_index(plan.best[sample])
                 sample += 1
                 send_token(window, slots, slot, token)
-                reason = end_reason(token, eos, slots.ignore_eos[slot], slots.produced[slot], slots.limit[slot])
+                produced, limit = slots.produced[slot], slots.limit[slot]
+                reason = end_reason(token, model.eos, slots.ignore_eos[slot], produced, limit)
                 if reason != 0:
                     finish(window, slots, queue, cache, slot, reason)
         queue.count[CHUNKS] = 0
@@ -75,6 +81,7 @@ def finish(window, slots, queue, cache, slot, reason):
         return False
     write_record(window, worker, window.written[worker], slot, END, reason)
     window.written[worker] += 1
+    show_pages_free(window, cache, slot, i64(slots.pages[slot]))
     return_pages(cache, slot, i64(slots.pages[slot]))
     slots.pages[slot] = i32(0)
     slots.state[slot] = i32(FREE)

@@ -8,6 +8,7 @@ from .admit import admit
 from .arrivals import cancel_running, scan, waiting_at
 from .batch import make_plan
 from .retire import finish, publish
+from .sight import LOOKED, begin_step, stamp
 from .state import CHUNKS, GO, IDLE, LEAVE, ROWS, RUN, RUNNING, WAITING_HEAD, WAITING_TAIL
 
 BEATS, STEPS, STATE, RUN_COUNT, WAIT_COUNT = range(5)
@@ -22,7 +23,7 @@ def schedule(block, window, slots, queue, plan, cache, model, context, patience)
     ``plan.count[GO]`` = RUN and a plan, LEAVE when the stop word is set, or IDLE after `patience` turns
     without a plan (0 = never); the caller's grid barrier shows it to the other blocks.
     """
-    publish(block, window, slots, queue, plan, cache, model.eos)
+    publish(block, window, slots, queue, plan, cache, model)
     turns = i64(0)
     while True:
         scan(window, slots, queue)
@@ -32,16 +33,17 @@ def schedule(block, window, slots, queue, plan, cache, model, context, patience)
         admit(block, window, slots, queue, cache, context, model.vocab)
         make_plan(block, window, slots, queue, plan, model.vocab)
         if thread_id() == 0:
-            plan.count[GO] = i32(what_now(window, slots, queue, plan, cache, turns, patience))
+            plan.count[GO] = i32(what_now(window, slots, queue, plan, cache, model.layers, turns, patience))
         barrier()
         if plan.count[GO] >= 0:
             break
         relax(turns)
         turns += 1
+        stamp(plan, LOOKED, thread_id() == 0)
 
 
 @device
-def what_now(window, slots, queue, plan, cache, turns, patience):
+def what_now(window, slots, queue, plan, cache, layers, turns, patience):
     """RUN, LEAVE, IDLE, or -1 to look again; beats the heart. One lane."""
     if turns & 63 == 0:
         beat(window, BEATS, window.heartbeat[BEATS] + 1)
@@ -53,7 +55,9 @@ def what_now(window, slots, queue, plan, cache, turns, patience):
         say_goodbye(window, slots, queue, cache)
         return LEAVE
     if plan.count[ROWS] > 0:
-        beat(window, STEPS, window.heartbeat[STEPS] + 1)
+        step = i64(window.heartbeat[STEPS]) + 1
+        beat(window, STEPS, step)
+        begin_step(plan, step, layers)
         return RUN
     if patience > 0 and turns >= patience:
         return IDLE

@@ -4,10 +4,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-WAITING_HEAD, WAITING_TAIL, RUNNING, CHUNKS, DECISION, CANDIDATE, NEED = range(7)
+WAITING_HEAD, WAITING_TAIL, RUNNING, CHUNKS, DECISION, CANDIDATE, NEED, DECODING = range(8)
 """Places in :attr:`Queue.count`."""
 
-ROWS, SAMPLES, GO = range(3)
+ROWS, SAMPLES, GO, TIMED = range(4)
 """Places in :attr:`Plan.count`."""
 
 IDLE, RUN, LEAVE = range(3)
@@ -67,7 +67,9 @@ class Plan(NamedTuple):
     read by all after a grid barrier."""
 
     count: Any
-    """int32 [4]: rows, samples, and whether to go on"""
+    """int32 [4]: rows, samples, whether to go on, and the layer whose phases are timed"""
+    stamp: Any
+    """int64 [16]: ns of the clock at the places of scheduler/sight.py"""
     slot: Any
     """int32 [T]"""
     token: Any
@@ -113,6 +115,7 @@ def allocate(slots: int, rows: int, running: int) -> tuple[Slots, Queue, Plan]:
     )
     plan = Plan(
         count=i32(4),
+        stamp=np.zeros(16, np.int64),
         slot=i32(rows),
         token=i32(rows),
         position=i32(rows),

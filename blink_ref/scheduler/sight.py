@@ -1,0 +1,95 @@
+"""What the kernel lets people see: owners of pages, rows and times of steps. Nothing synchronises on it.
+
+Plain stores, a few dozen words a step; owners of pages only as they change. Where the time goes is told
+by stamps of the clock between the phases of a step. Each step times one of its layers, the next step the
+next one: so it is eleven looks at the clock, however many layers there are.
+"""
+
+from ..ring.layout import (
+    HISTORY,
+    STEP_DECODE,
+    STEP_NS,
+    STEP_NUMBER,
+    STEP_PHASES,
+    STEP_PREFILL,
+    STEP_SAMPLES,
+    STEP_WORDS,
+)
+from ..simt import device
+from ..simt.vocabulary import clock_ns, divide, i32, i64, thread_id, u32
+from .state import DECODING, ROWS, SAMPLES, TIMED
+
+LOOKED, PLANNED, EMBEDDED, LAYER, PROJECTED, ATTENDED, OUTPUT, GATED, LOWERED, LAYERS, DRAWN, NUMBER = range(12)
+"""Places in :attr:`Plan.stamp`: when a turn of the scheduler began, when the plan was made, when phases
+ended (LAYER: the layer before the timed one; LAYERS: all of them), and the step's number."""
+
+MOST_NS = 2**32 - 1
+
+
+def record_spec(stamp: list[int], layers: int) -> list[int]:
+    """ns of the step, and of each of its ring.layout.PHASES, of a step with these stamps."""
+    ends = stamp[PLANNED], stamp[EMBEDDED], *stamp[PROJECTED : LOWERED + 1], stamp[DRAWN]
+    begins = stamp[LOOKED], stamp[PLANNED], *stamp[LAYER:LOWERED], stamp[LAYERS]
+    times = [1, 1, *[layers] * 5, 1]
+    spent = [n * (end - begin) for n, end, begin in zip(times, ends, begins, strict=True)]
+    return [min(ns, MOST_NS) for ns in (stamp[DRAWN] - stamp[LOOKED], *spent)]
+
+
+@device
+def begin_step(plan, step, layers):
+    """A step begins: its number, the layer that it times, and its first stamp. One lane."""
+    plan.stamp[NUMBER] = step
+    plan.count[TIMED] = i32(divide(step, i64(layers))[1])
+    plan.stamp[PLANNED] = clock_ns()
+
+
+@device
+def timed_layer(block, plan):
+    """The layer whose phases the calling lane is to stamp; -1 for all lanes but one."""
+    if block.id == 0 and thread_id() == 0:
+        return i64(plan.count[TIMED])
+    return i64(-1)
+
+
+@device
+def stamp(plan, place, now):
+    """Write down the time at a place, if it is wanted now. At most one lane wants it."""
+    if now:
+        plan.stamp[place] = clock_ns()
+
+
+@device
+def show_step(window, queue, plan, layers):
+    """The record of the step that has just ended, as :func:`record_spec`. One lane."""
+    at = (plan.stamp[NUMBER] & (HISTORY - 1)) * STEP_WORDS
+    spent = at + STEP_PHASES
+    window.history[at + STEP_NUMBER] = u32(plan.stamp[NUMBER])
+    window.history[at + STEP_DECODE] = u32(queue.count[DECODING])
+    window.history[at + STEP_PREFILL] = u32(i64(plan.count[ROWS]) - i64(queue.count[DECODING]))
+    window.history[at + STEP_SAMPLES] = u32(plan.count[SAMPLES])
+    window.history[at + STEP_NS] = between(plan, LOOKED, DRAWN, 1)
+    window.history[spent] = between(plan, LOOKED, PLANNED, 1)
+    window.history[spent + 1] = between(plan, PLANNED, EMBEDDED, 1)
+    for phase in range(LOWERED - LAYER):
+        window.history[spent + 2 + phase] = between(plan, LAYER + phase, LAYER + phase + 1, layers)
+    window.history[spent + 2 + LOWERED - LAYER] = between(plan, LAYERS, DRAWN, 1)
+
+
+@device
+def between(plan, begin, end, times):
+    """ns between two stamps, so many times; at most what a word holds. One lane."""
+    return u32(min((plan.stamp[end] - plan.stamp[begin]) * i64(times), i64(MOST_NS)))
+
+
+@device
+def show_pages_taken(window, cache, slot, n):
+    """The slot's n pages have an owner. One lane."""
+    for i in range(n):
+        window.owner[cache.table[slot, i]] = u32(slot << 16 | (i + 1))
+
+
+@device
+def show_pages_free(window, cache, slot, n):
+    """The slot's n pages are free again. One lane, before they are."""
+    for i in range(n):
+        window.owner[cache.table[slot, i]] = u32(0)
