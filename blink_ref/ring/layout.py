@@ -56,7 +56,7 @@ STARTING, SERVING, STOPPED = range(3)
 # order: a record whose number is not the expected one is being written, or has not been.
 HISTORY, STEP_WORDS = 128, 16
 STEP_NUMBER, STEP_DECODE, STEP_PREFILL, STEP_SAMPLES, STEP_NS, STEP_PHASES = range(6)
-"""Step number from 1 on, rows of either kind, samples, ns of the step (waiting left out), and from here on ns by phase."""
+"""Step number from 1 on, rows by kind, samples, ns of the step (waiting left out), from here on ns by phase."""
 PHASES = ("schedule", "embed", "project", "attend", "output", "gate, up", "down", "logits")
 """What a step is made of. Those within a layer are timed in one layer, in turn, and multiplied by the layers."""
 
