@@ -24,7 +24,7 @@ MEMORY := /dev/shm/blink_ref-tests
 .PHONY: demo test test-cuda bench-cuda lint clean
 
 demo: $(VENV:%=%/.for-use)
-	@$(RUN) -m blink_ref generate --chat --max-tokens 160 "Explain in three sentences why the sky is blue."
+	@$(RUN) -m blink_ref generate --watch --chat --max-tokens 160 "Explain in three sentences why the sky is blue."
 	@echo
 	@echo "That was SmolLM2-135M: prompt and tokens went through a shared-memory ring to a persistent kernel, and"
 	@echo "no host code ran for a token. What to type next:"

@@ -121,6 +121,9 @@ def _add_generate(commands: Any) -> None:
     )
     parser.add_argument("--seed", type=_at_least(0), default=0, help="seed of sampling (default 0)")
     parser.add_argument("--ignore-eos", action="store_true", help="go on after an end-of-text token")
+    parser.add_argument(
+        "--watch", action="store_true", help="show ring, pages, batch and phases as it runs, if on a terminal"
+    )
     parser.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
 
 

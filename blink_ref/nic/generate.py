@@ -5,7 +5,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from blink_ref.errors import BlinkError
@@ -17,6 +18,7 @@ from blink_ref.ring.layout import LENGTH, REASONS, STOP
 from .client import Nic, check_request
 from .detokenize import Detokenizer
 from .engine_process import Engine, engine_process
+from .watch import Watch, can_watch
 
 DEFAULT_MAX_TOKENS = 128
 
@@ -51,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
     # Once more when it is submitted, but an engine takes a while to start.
     check_request(prompt, args.max_tokens or 1, args.temperature, args.seed, config.context, config.vocab)
     with engine_process(path, args.target, args.sms, args.debug) as engine:
-        show = (lambda piece: None) if args.json else _print_piece
-        answer = _generate(Nic(engine.window), tokenizer, prompt, args, show)
+        with _output(args, engine, config.name) as show:
+            answer = _generate(Nic(engine.window), tokenizer, prompt, args, show)
         steps = int(engine.window.gpu["heartbeat"][1])
         if args.json:
             print(json.dumps(_report(answer, prompt, engine, config.name, steps)))
@@ -61,6 +63,18 @@ def run(args: argparse.Namespace) -> int:
                 _print_piece("\n")
             print(_summary(answer, engine), file=sys.stderr)
     return 0
+
+
+@contextmanager
+def _output(args: argparse.Namespace, engine: Engine, model: str) -> Iterator[Callable[[str], object]]:
+    """What takes the pieces of the answer; it is also called, with no text, while there are none."""
+    if args.json:
+        yield lambda piece: None
+    elif args.watch and can_watch():
+        with Watch(engine.window, f"{model} on {engine.ready.target}, {engine.ready.blocks} blocks") as watch:
+            yield watch.show
+    else:
+        yield _print_piece
 
 
 def _generate(
@@ -86,6 +100,7 @@ def _generate(
             answer.text += piece
             show(piece)
         if not events:
+            show("")
             time.sleep(nic.pause())
     if answer.reason not in (STOP, LENGTH):
         raise BlinkError(f"the request {REASONS[answer.reason]}")
