@@ -1,0 +1,926 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: py:percent,ipynb
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # A token's journey
+#
+# You type a sentence, and a language model goes on with it, a *token* (a word, or a piece of one) at a time. In
+# most servers a CPU program stands in the middle: for every token it asks the GPU for a step, waits, looks at the
+# result, and asks for the next. blink_ref does without it. One program, the **persistent kernel**, is launched on
+# the GPU once and never returns; requests come to it, and tokens leave it, through a piece of shared memory.
+#
+# This notebook follows one request all the way, and draws every picture from that very run. You need Python and
+# NumPy. You need neither a GPU nor any knowledge of one: the same device code runs on CPU cores, and as plain
+# Python, and here we use both. The last section asks three questions; keep them in mind while you read:
+#
+# 1. Which words does the NIC write?
+# 2. When may a page be used again?
+# 3. Where does a token wait?
+
+# %% [markdown]
+# ## 0. Installing
+#
+# Nothing happens here if blink_ref is installed already. On Colab, put the address of the repository that this
+# notebook came from into `SOURCE`. On a machine with an NVIDIA GPU the cell also installs the CUDA target, of the
+# version that the driver speaks.
+
+# %%
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+
+SOURCE = "git+https://github.com/OWNER/blink_ref"
+
+if importlib.util.find_spec("blink_ref") is None:
+    extra = ""
+    if shutil.which("nvidia-smi"):
+        said = subprocess.run("nvidia-smi", capture_output=True, text=True).stdout
+        if version := re.search(r"CUDA Version: (1[23])", said):
+            extra = f"[cuda{version[1]}]"
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", f"blink-ref{extra} @ {SOURCE}"], check=True)
+
+# %% [markdown]
+# ## 1. Three parties and a window
+#
+# - The **NIC** (a network card with a processor of its own; here, an object of this notebook) speaks text to the
+#   world. It turns text into token ids, and back.
+# - The **kernel** (on the GPU; here, on CPU cores) runs the model and decides who is served when.
+# - The **host** loads the model, launches the kernel, and is gone. In this notebook we do its work by hand.
+#
+# NIC and kernel share one thing: the **window**, a block of memory in two halves. The NIC writes one half, the
+# kernel the other, and each only reads what the other writes.
+#
+# We load the model that is part of the package: 1.3 million parameters that write like Jane Austen and know
+# nothing. The sizes are chosen so small that they fit into pictures: a ring of 16 *slots* (places for requests),
+# steps of at most 8 *rows* (positions computed at a time), a cache of 24 pages. `blocks` says that two CPU
+# threads play the GPU. A serving engine chooses larger ones.
+
+# %%
+import inspect
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from IPython.display import HTML, display
+from matplotlib.patches import Patch, Rectangle
+
+from blink_ref import simt
+from blink_ref.engine import host, memory, settings
+from blink_ref.engine.forward import forward
+from blink_ref.engine.persistent import serve
+from blink_ref.model.config import ModelConfig
+from blink_ref.model.reference import Reference
+from blink_ref.model.store import resolve
+from blink_ref.model.tokenizer import Tokenizer
+from blink_ref.model.weights import Weights
+from blink_ref.nic.client import Nic
+from blink_ref.nic.detokenize import Detokenizer
+from blink_ref.ring.layout import END, REASONS, STATES, unpack_record
+from blink_ref.ring.window import Window
+from blink_ref.scheduler import admit, arrivals, schedule, state
+
+folder = resolve("tiny")
+config = ModelConfig.load(folder)
+weights = Weights.load(folder, config)
+tokenizer = Tokenizer.load(folder)
+
+sizes = settings.choose(config, "cpu", sms=2, cache_bytes=1 << 26)
+sizes = replace(sizes, slots=16, rows=8, running=4, pages=24, context=128)
+print(f"{sizes.blocks} blocks, {sizes.slots} slots, {sizes.rows} rows a step, {sizes.running} requests at a time")
+print(f"{sizes.pages} pages of {sizes.page_size} positions; a request has at most {sizes.context} positions")
+
+# %% [markdown]
+# Now the window. It is a file, and we map it twice, as two processes would: once as the engine, once as the NIC.
+# The table shows what is in it. (`blink-ref layout` prints the same for a serving engine; a *word* is one
+# number.)
+
+# %%
+layout = memory.window_layout(config, sizes)
+engine_side = Window.create(layout, directory=Path(tempfile.mkdtemp()))
+nic_side = Window.open(engine_side.path)
+
+for half, dtype in ("NIC", layout.nic_half), ("GPU", layout.gpu_half):
+    for name in dtype.names:
+        field, offset = dtype.fields[name][:2]
+        print(f"{half} writes  {name:<10} {field.itemsize:>6} bytes at {offset:>6}")
+
+# %% [markdown]
+# The NIC's view of the other half is read-only. Over a network, the card's memory registration says the same:
+
+# %%
+try:
+    nic_side.gpu["state"][0] = 1
+except ValueError as error:
+    print("The NIC tried to write into the GPU's half:", error)
+
+# %% [markdown]
+# Last, the kernel's own arrays: what it keeps between steps (`slots`, `queue`), the plan of one step (`plan`),
+# the cache of keys and values (`cache`), the model and its intermediate results (`act`). All are NumPy arrays in
+# named tuples. Nothing is allocated after this.
+
+# %%
+view = memory.device_window(engine_side.nic, engine_side.gpu, layout)
+arguments = memory.arguments(config, weights, sizes, view)
+_, slots, queue, plan, cache, model, act, context = arguments
+print("slots:", *slots._fields)
+print("queue:", *queue._fields)
+print("plan: ", *plan._fields)
+print("cache:", *cache._fields)
+
+# %% [markdown]
+# ## 2. The NIC writes a request
+#
+# We keep a copy of both halves, submit, and look at which words have changed. `Nic.submit` returns at once: it
+# calls nobody, it only writes.
+
+# %%
+before = engine_side.nic.copy(), engine_side.gpu.copy()
+nic = Nic(nic_side)
+prompt = tokenizer.encode("When the letter came, Elizabeth was in the garden,")
+journey = nic.submit(prompt, max_tokens=24)
+
+print(len(prompt), "tokens:", [tokenizer.decode([token]) for token in prompt], "\n")
+for old, new in zip(before, (engine_side.nic, engine_side.gpu), strict=True):
+    for name in new.dtype.names:
+        words = np.flatnonzero(old[name].reshape(-1) != new[name].reshape(-1))
+        if len(words) and name == "request":
+            record = new[name][words[0]]
+            print(f"request[{words[0]}]", {part: record[part].item() for part in record.dtype.names[:-1]})
+        elif len(words):
+            print(f"{name}[{words[0]}:{words[-1] + 1}]", new[name][words[0] : words[-1] + 1])
+
+# %% [markdown]
+# That is all: the prompt's tokens in the **arena**, one **request** record, and one word of the **doorbell**
+# array. Nothing in the GPU's half has changed; the kernel does not run yet.
+#
+# The order matters. The doorbell is written *last*, with a store that may not overtake those before it
+# ("release"). So whoever sees the new number, and reads with "acquire", sees the whole request. The number is the
+# slot's *generation*: 1 for its first request, 2 for its next. That is how a slot's new request differs from its
+# past.
+#
+# The function below draws the ring: a column a slot. The first line is the NIC's word, the other two are the
+# kernel's: the generation that it last took, and the state that it shows. Where the first two differ, there is
+# news.
+
+# %%
+COLOURS = plt.get_cmap("tab10").colors
+GREY = (0.92, 0.92, 0.92)
+
+
+def colour(slot):
+    """A colour for a slot's request; the NIC hands out slots 0, 1, 2, ..."""
+    return COLOURS[slot % len(COLOURS)]
+
+
+def draw_ring(axes, title):
+    lines = "doorbell (NIC)", "taken (kernel)", "state (kernel)"
+    rung, taken = engine_side.nic["doorbell"], slots.taken
+    for slot in range(sizes.slots):
+        words = rung[slot], taken[slot], STATES[engine_side.gpu["state"][slot]]
+        for line, word in enumerate(words):
+            news = line < 2 and rung[slot] != taken[slot]
+            face = "gold" if news else colour(slot) if taken[slot] else GREY
+            axes.add_patch(Rectangle((slot, -line), 0.94, 0.9, color=face, alpha=1 if news else 0.5))
+            axes.text(slot + 0.47, 0.45 - line, word, ha="center", va="center", fontsize=8 if line < 2 else 5)
+    axes.set(xlim=(0, sizes.slots), ylim=(-2.1, 1), yticks=[0.45, -0.55, -1.55], yticklabels=lines, title=title)
+    axes.set_xticks(np.arange(sizes.slots) + 0.47, range(sizes.slots))
+
+
+_, axes = plt.subplots(figsize=(9, 1.8))
+draw_ring(axes, "the ring after the doorbell has rung (yellow: news), before the kernel has looked")
+
+# %% [markdown]
+# ## 3. The scheduler sees it
+#
+# What follows is *device code*: functions marked `@device`, written in a small vocabulary (`thread_id()`,
+# `barrier()`, `load_acquire(...)`), which are compiled for a GPU or a CPU. Called from Python, they are plain
+# Python functions, run by the only *lane* (thread) of the only *block* (group of threads that share a little
+# memory). So we can be the kernel for a while, and look around after each call, as in a debugger.
+#
+# First `scan`: look at all doorbells; a slot with news joins the ring of the waiting.
+
+# %%
+arrivals.scan(view, slots, queue)
+head, tail = queue.count[state.WAITING_HEAD], queue.count[state.WAITING_TAIL]
+print("waiting:", queue.waiting[head:tail])
+_, axes = plt.subplots(figsize=(9, 1.8))
+draw_ring(axes, "the ring after the kernel has looked: no news")
+
+# %% [markdown]
+# The request waits: it has been seen, but has nothing to run with. Here is the first place to wait; a token's
+# request leaves it when it is *admitted*.
+#
+# A request needs room in the **KV cache**: at every layer, the model keeps a key and a value for every position,
+# for later positions to look at. The cache is cut into pages of 16 positions, and a request gets a list of pages,
+# its *page table*, for its prompt and all the tokens that it may produce. `admit` waits until there are enough.
+
+# %%
+admit.admit(None, view, slots, queue, cache, context, config.vocab)
+pages = cache.table[0, : slots.pages[0]]
+positions = len(prompt) + 24
+print(f"{positions} positions need {len(pages)} pages; slot 0 got pages", pages.tolist())
+print(
+    "free pages:",
+    cache.count[0],
+    "of",
+    cache.pages,
+    " waiting:",
+    queue.count[state.WAITING_TAIL] - 1,
+    " running:",
+    queue.running[:1],
+)
+
+# %% [markdown]
+# The picture: on the left the *page map*, each page in the colour of the slot that owns it; on the right the
+# *page table*, which says where a slot's positions are. Which page it is makes no difference, so there is never a
+# hole too small for anybody.
+
+
+# %%
+def owners():
+    """For each page, the slot that owns it, or -1."""
+    owner = np.full(cache.pages, -1)
+    for slot in range(sizes.slots):
+        owner[cache.table[slot, : slots.pages[slot]]] = slot
+    return owner
+
+
+def draw_pages(title):
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 2.2), width_ratios=[2, 3])
+    for page, slot in enumerate(owners()):
+        x, y = page % 8, -(page // 8)
+        left.add_patch(Rectangle((x, y), 0.92, 0.9, color=GREY if slot < 0 else colour(slot), alpha=0.6))
+        left.text(x + 0.46, y + 0.45, page, ha="center", va="center", fontsize=8)
+    left.set(xlim=(0, 8), ylim=(-2.1, 1), xticks=[], yticks=[], title="page map")
+    holders = np.flatnonzero(slots.pages)
+    for line, slot in enumerate(holders):
+        for n in range(slots.pages[slot]):
+            right.add_patch(Rectangle((n * sizes.page_size, -line), 15.5, 0.9, color=colour(slot), alpha=0.25))
+            filled = min(max(slots.done[slot] - n * sizes.page_size, 0), sizes.page_size)
+            right.add_patch(Rectangle((n * sizes.page_size, -line), filled, 0.9, color=colour(slot), alpha=0.6))
+            text = f"page {cache.table[slot, n]}"
+            right.text(n * sizes.page_size + 8, 0.45 - line, text, ha="center", va="center", fontsize=8)
+    names = [f"slot {slot}" for slot in holders]
+    right.set(
+        xlim=(0, 64), ylim=(-max(len(holders), 3) + 0.9, 1), title="page table (dark: filled)", xlabel="position"
+    )
+    right.set_yticks(0.45 - np.arange(len(holders)), names)
+    figure.suptitle(title, y=1.1)
+
+
+draw_pages("slot 0 has its pages; nothing has been computed yet")
+
+# %% [markdown]
+# Last, the plan of the first step. `schedule` is one whole turn of the scheduler: it does again what we just did
+# (and finds nothing new), then fills the plan. A plan has rows; a row is one position of one request.
+
+# %%
+schedule.schedule(None, view, slots, queue, plan, cache, model, context, 1)
+rows = plan.count[state.ROWS]
+print("row  slot  position  token")
+for row in range(rows):
+    text = tokenizer.decode([plan.token[row]])
+    print(f"{row:>3}  {plan.slot[row]:>4}  {plan.position[row]:>8}  {plan.token[row]:>5} {text!r}")
+print("samples wanted:", plan.count[state.SAMPLES])
+
+# %% [markdown]
+# A step has 8 rows at most, so this one takes the first 8 tokens of the prompt, and nothing is to be drawn yet:
+# the next token follows the *last* of the prompt. (A prompt taken in pieces does not stop others from being
+# served.)
+#
+# ## 4. The kernels compute it
+#
+# Here is the whole of the persistent kernel. You have just been the line that says `schedule`.
+
+# %%
+print(inspect.getsource(serve))
+
+# %% [markdown]
+# All blocks run this function. Block 0 plans; then comes `grid_barrier`, at which every block waits for all the
+# others, so that what any of them wrote before is seen by all of them after. Then all blocks compute. We run one
+# `forward` by hand, compiled for this machine's CPU, two blocks, each a thread. The first launch compiles.
+
+# %%
+before = time.perf_counter()
+simt.launch(forward, sizes.blocks, sizes.lanes, plan, model, cache, act, target="cpu", shared=sizes.shared)
+print(f"first launch {time.perf_counter() - before:.1f} s")
+before = time.perf_counter()
+simt.launch(forward, sizes.blocks, sizes.lanes, plan, model, cache, act, target="cpu", shared=sizes.shared)
+print(f"second launch {(time.perf_counter() - before) * 1e3:.2f} ms (it computed the same again)")
+
+# %% [markdown]
+# `forward` is a list of phases with a grid barrier after each, since each reads what other blocks wrote in the
+# one before. This is the second place where a token waits: at a barrier, for the slowest block.
+
+# %%
+print(inspect.getsource(forward))
+
+# %% [markdown]
+# ### Specification, device code, cost
+#
+# Every kernel comes in a file of three parts: a *specification* in NumPy, which says what is right; the *device
+# function*, which says how it is done by many lanes; and its *cost*: bytes that must move and operations that
+# must be done, from which you know how long it has to take. Here they stand side by side.
+
+# %%
+STYLE = "text-align:left; vertical-align:top; font-size:70%; white-space:pre; line-height:1.3; padding:0 1em"
+
+
+def side_by_side(module, function):
+    """The three parts of a kernel's file in one line of a table."""
+    parts = {"specification": module.spec, "device function": function, "cost": module.cost}
+    cells = "".join(
+        f"<td style='{STYLE}'><b>{title}</b><br><code>{inspect.getsource(part).replace('<', '&lt;')}</code></td>"
+        for title, part in parts.items()
+    )
+    display(HTML(f"<table><tr>{cells}</tr></table>"))
+
+
+# %% [markdown]
+# **Embedding.** The row's token picks a row of a matrix. Blocks share out the rows, and the lanes of a block the
+# elements: lane i takes element i, i + n, i + 2n, ... (n lanes). Nearly all device code is of this shape.
+
+# %%
+from blink_ref.kernels import attention, embedding, linear, logits, mlp, rmsnorm, rope, sampling, tensors
+
+side_by_side(embedding, embedding.embedding)
+
+# %% [markdown]
+# **RMSNorm** scales a row to mean square 1. The sum over the row needs all lanes: each warp (lanes in lockstep)
+# adds its share, leaves it in memory that the block shares, and after the barrier everyone adds up the shares.
+
+# %%
+side_by_side(rmsnorm, rmsnorm.rmsnorm)
+
+# %% [markdown]
+# **RoPE** is how attention knows where a token stands: pairs of numbers turn by an angle that grows with the
+# position. Remember this one: in section 9 you remove it.
+
+# %%
+side_by_side(rope, rope.rotate)
+
+# %% [markdown]
+# **Attention**: `project` (not shown) makes a query, a key and a value for each row and puts keys and values into
+# the page that the page table names. `attend` compares the query with the keys of all positions up to the row's
+# own, page by page, and mixes their values. Look for `cache.table[slot, n_page]`: there the page table is used.
+
+# %%
+side_by_side(attention, attention.attend)
+
+# %% [markdown]
+# **Linear layers** are where the time goes: every weight is read once for a step. A warp makes one number of the
+# result at a time. The **MLP** does the same with two matrices at once.
+
+# %%
+side_by_side(linear, linear.add_linear)
+side_by_side(mlp, mlp.gate_up)
+
+# %% [markdown]
+# **Logits and the draw.** The last matrix gives a score (*logit*) to each token of the vocabulary. Sampling adds
+# random noise of the right shape to the scores and takes the largest: that is a draw from the softmax (the
+# Gumbel-max trick), and a maximum is easy to share out. With temperature 0 there is no noise.
+
+# %%
+side_by_side(logits, logits.logits_and_draw)
+side_by_side(sampling, sampling.score)
+
+# %% [markdown]
+# ### Do they do what they say, and how fast?
+#
+# The tiny model is too small to time. So we make one layer of the shape of SmolLM2-135M with random weights, and
+# one row at position 255: a decode step. Each kernel is launched alone on the CPU, compared with its
+# specification, and timed. A launch itself costs some time (threads have to start); we measure it with an empty
+# function and take it off. Time divided by cost is given as the reader knows it: bytes a second, and operations a
+# second. The right-hand column compares with the speed at which NumPy reads the same weights.
+
+# %%
+wide = replace(
+    config, name="wide", vocab=16384, hidden=576, ffn=1536, layers=1, heads=9, kv_heads=3, head_dim=64, context=256
+)
+wide_weights = Weights.random(wide, seed=1)
+wide_sizes = replace(settings.choose(wide, "cpu", sms=2, cache_bytes=1 << 26), slots=1, running=1)
+_, _, _, p, c, m, a, _ = memory.arguments(wide, wide_weights, wide_sizes, None)
+D, F, V, HEADS, KV_HEADS, SIZE = wide.hidden, wide.ffn, wide.vocab, wide.heads, wide.kv_heads, wide.head_dim
+
+draw = np.random.default_rng(0)
+for array in (c.keys, c.values, a.x, a.q, a.gated):
+    array[:] = draw.standard_normal(array.size)
+c.table[0] = draw.permutation(c.pages)[: c.table.shape[1]]  # pages in any order
+p.slot[0], p.position[0], p.best[0] = 0, 255, -(2**63)
+
+
+def cached(pages):
+    """Keys or values of the 256 positions, read out of their pages: [256, K, d]."""
+    by_page = pages.reshape(c.pages, KV_HEADS, -1, SIZE)[c.table[0]]
+    return by_page.transpose(0, 2, 1, 3).reshape(-1, KV_HEADS, SIZE)
+
+
+def matrix(which, outs, ins):
+    return wide_weights.dense(int(wide_weights.matrix[0, which]), outs, ins)
+
+
+def normed(row, n):
+    return rmsnorm.spec(row, wide_weights.norm[n], wide.rms_eps)
+
+
+@simt.device
+def nothing(block):
+    pass
+
+
+def run(function, *args):
+    """Seconds of one launch."""
+    begin = time.perf_counter()
+    simt.launch(function, wide_sizes.blocks, 1, *args, target="cpu", shared=wide_sizes.shared)
+    return time.perf_counter() - begin
+
+
+def measure(name, cost, result, exact, function, *args):
+    """Launch once, to compare; then thirty times, to time. The fastest counts: the others were disturbed."""
+    run(function, *args)
+    error = np.abs(result - exact.reshape(-1)).max() / np.abs(exact).max()
+    seconds = min(run(function, *args) for _ in range(30)) - launching
+    moved, operations = cost
+    speed = moved / seconds
+    print(
+        f"{name:<16} {error:>8.0e} {seconds * 1e6:>9.0f} {moved / 1e6:>8.2f} {operations / 1e6:>8.2f}"
+        f" {speed / 1e9:>8.1f} {operations / seconds / 1e9:>8.1f} {speed / bandwidth:>9.2f}"
+    )
+
+
+launching = min(run(nothing) for _ in range(100))
+bandwidth = host.read_bandwidth(wide_weights.flat, wide_sizes.blocks)
+print(f"a launch alone: {launching * 1e6:.0f} us; weights can be read at {bandwidth / 1e9:.1f} GB/s\n")
+print("kernel              error        us       MB    Mflop     GB/s  Gflop/s   of reading")
+
+x = a.x[:D].copy()
+exact = rope.spec(
+    linear.spec(normed(x, 0)[None], matrix(tensors.Q, HEADS * SIZE, D)).reshape(1, HEADS, SIZE), m.rope[255:]
+)
+cost = linear.cost(1, (HEADS + 2 * KV_HEADS) * SIZE, D)
+measure("project", cost, a.q[: HEADS * SIZE], exact, attention.project, p, 1, 0, m, c, a.x, a.q)
+
+exact = attention.spec(a.q[: HEADS * SIZE].reshape(HEADS, SIZE), cached(c.keys), cached(c.values))
+cost = attention.cost(1, 256, HEADS, KV_HEADS, SIZE)
+measure("attend", cost, a.attended[: HEADS * SIZE], exact, attention.attend, p, 1, 0, m, c, a.q, a.attended)
+
+g = a.gated[:F].copy()
+exact = x + linear.spec(g[None], matrix(tensors.DOWN, D, F))[0]
+measure(
+    "add_linear",
+    linear.cost(1, D, F),
+    a.x[:D],
+    exact,
+    linear.add_linear,
+    a.gated,
+    1,
+    m.weights,
+    m.matrix[0, tensors.DOWN],
+    D,
+    F,
+    a.x,
+)
+
+a.x[:D] = x
+exact = mlp.spec(normed(x, 1)[None], matrix(tensors.GATE, F, D), matrix(tensors.UP, F, D))
+measure("gate_up", mlp.cost(1, D, F), a.gated[:F], exact, mlp.gate_up, 1, 0, m, a.x, a.gated)
+
+exact = logits.spec(normed(x, 2)[None], wide_weights.dense(wide_weights.head, V, D))
+measure(
+    "logits_and_draw", logits.cost(1, D, V), a.logits[:V], exact, logits.logits_and_draw, p, 1, m, a.x, a.logits
+)
+
+# %% [markdown]
+# *error* is the largest difference from the specification, as a part of the largest number: float32 keeps seven
+# digits, and what is left is rounding. A decode step reads much and computes little (about one operation a byte),
+# so the column to look at is GB/s, and the goal is the speed of reading. (It can be passed where a kernel's
+# weights fit into the processor's cache.) The large matrices come near it; `attend` does not, since its loops
+# over one head of 64 numbers are short, and so little is read that this costs a step next to nothing.
+#
+# ## 5. A token comes out
+#
+# Back to the journey. Eight of the prompt's positions are in the cache. From here on we let the kernel itself
+# run, a step at a time: `serve` with `max_steps=1` returns after one step, and goes on where it was when it is
+# launched again. (`patience=1` tells it to return, too, when there is nothing to do.) After each launch we write
+# down the plan that it ran.
+
+# %%
+history = []
+
+
+def step():
+    """Launch the persistent kernel for one step; returns whether there was one."""
+    steps = engine_side.gpu["heartbeat"][1]
+    simt.launch(serve, sizes.blocks, sizes.lanes, *arguments, 1, 1, target="cpu", shared=sizes.shared)
+    if ran := engine_side.gpu["heartbeat"][1] > steps:
+        keep_plan()
+    return ran
+
+
+def keep_plan():
+    n = plan.count[state.ROWS]
+    prompt_row = plan.position[:n] < slots.prompt_len[plan.slot[:n]]
+    history.append(list(zip(plan.slot[:n].tolist(), plan.position[:n].tolist(), prompt_row.tolist(), strict=True)))
+
+
+keep_plan()  # the step that we made by hand
+step()
+print("second step: positions", [position for _, position, _ in history[1]])
+print("samples wanted:", plan.count[state.SAMPLES], " outbox:", engine_side.gpu["outbox"][:3])
+
+# %% [markdown]
+# The second step took the rest of the prompt, up to its last position, and so a sample was wanted. The token has
+# been drawn, but the outbox is empty still: block 0 publishes it when it next comes to schedule, at the start of
+# the next step.
+
+# %%
+step()
+word = int(engine_side.gpu["outbox"][0])
+record = unpack_record(word, 0, layout.outbox)
+print(f"outbox[0] = {word:#018x}: tag {word >> 48}, {record} = {tokenizer.decode([record.value])!r}")
+
+# %% [markdown]
+# A record is one 8-byte word, written by one store: *tag, slot, kind, value*. The tag is the number of the lap
+# around the outbox ring. The NIC knows which tag it expects next; when it is there, the whole record is there,
+# since a word is never seen by halves. So the NIC needs no lock and no flag. It polls:
+
+# %%
+detokenizer = Detokenizer(tokenizer)
+pieces = []
+
+
+def read_outbox(most=None):
+    """What the NIC does all day."""
+    for handle, token, reason in nic.poll():
+        if handle is journey:
+            pieces.append(detokenizer.finish() if token is None else detokenizer.add(token))
+        elif token is None:
+            print(f"slot {handle.slot}: {REASONS[reason]}")
+
+
+read_outbox()
+print("text so far:", pieces, "\nconsumed:", engine_side.nic["consumed"][0])
+
+# %% [markdown]
+# The third place where a token waits: in the outbox, for the NIC. After reading, the NIC writes how many records
+# it has taken (`consumed`), its last word in our list. The kernel never writes over a record that has not been
+# taken: it plans no row whose token might find no room, and so a slow NIC delays its own requests, and loses
+# nothing.
+#
+# ## 6. Others join
+#
+# While our request runs, two more come. Nobody stops for them: a plan is made anew at every step, of whoever is
+# there (*continuous batching*).
+
+# %%
+for n in range(40):
+    if n == 3:
+        second = nic.submit(tokenizer.encode("Mr. Darcy"), max_tokens=12, temperature=0.8, seed=7)
+    if n == 8:
+        third = nic.submit(tokenizer.encode("The sky over the hills of Kent was"), max_tokens=6)
+    if n == 12:
+        draw_pages(f"who has which pages before step {len(history) + 1}")
+    if not step():
+        break
+    read_outbox()
+read_outbox()
+print("our text:", "".join(pieces))
+
+# %% [markdown]
+# The batch over time: a column a step, a box a row, in the colour of its slot, with its position in it. Hatched
+# boxes are of prompts. A step never has more than 8 rows; decoding requests get theirs first, a prompt gets what
+# is left.
+
+
+# %%
+def draw_batch():
+    _, axes = plt.subplots(figsize=(11, 3))
+    for column, rows_of_step in enumerate(history, 1):
+        for row, (slot, position, of_prompt) in enumerate(rows_of_step):
+            box = Rectangle((column - 0.45, row), 0.9, 0.9, facecolor=colour(slot), alpha=0.5, lw=0)
+            axes.add_patch(box)
+            if of_prompt:
+                box.set(hatch="////", edgecolor="white")
+            axes.text(column, row + 0.45, position, ha="center", va="center", fontsize=6)
+    seen = sorted({slot for rows_of_step in history for slot, *_ in rows_of_step})
+    axes.legend(handles=[Patch(color=colour(slot), alpha=0.5, label=f"slot {slot}") for slot in seen])
+    axes.set(xlim=(0, len(history) + 1), ylim=(0, sizes.rows + 0.2), xlabel="step", ylabel="row")
+
+
+draw_batch()
+
+# %% [markdown]
+# And the outbox, in the order in which it was written. A box is a record, in the colour of its slot; an END is a
+# request's last record. Requests are mixed as they came: one poll brings everybody's new tokens.
+
+
+# %%
+def draw_outbox():
+    _, axes = plt.subplots(figsize=(11, 1.7))
+    index = 0
+    while record := unpack_record(int(engine_side.gpu["outbox"][index % layout.outbox]), index, layout.outbox):
+        x, y = index % 25, -(index // 25)
+        ends = record.kind == END
+        axes.add_patch(Rectangle((x, y), 0.92, 0.9, color=colour(record.slot), alpha=1 if ends else 0.5))
+        text = "END" if ends else tokenizer.decode([record.value])
+        axes.text(x + 0.46, y + 0.45, text, ha="center", va="center", fontsize=7)
+        index += 1
+    axes.set(xlim=(0, 25), ylim=(-((index - 1) // 25) - 0.1, 1), xticks=[], yticks=[])
+    axes.set_title(f"{index} records written, {engine_side.nic['consumed'][0]} consumed")
+
+
+draw_outbox()
+
+# %% [markdown]
+# ## 7. The end, and what is used again
+#
+# The END record does two things. It tells the NIC that the slot, and the prompt's place in the arena, are its own
+# again. And before the kernel wrote the next plan, it put the request's pages back on the stack of free ones.
+
+# %%
+_, axes = plt.subplots(figsize=(9, 1.8))
+draw_ring(axes, "all three have ended")
+print(
+    "free pages:",
+    cache.count[0],
+    "of",
+    cache.pages,
+    "; the next to be taken are",
+    cache.free[: cache.count[0]][:-6:-1],
+)
+
+# %% [markdown]
+# A page is given back by block 0, between two steps, behind the barrier that ended the last step which read it.
+# So nobody reads it any more, and it can be handed out at once, without waiting and without being erased. The
+# next request finds the old keys in it, and never looks: it reads only positions up to its own, and it has
+# written all of those itself. We can put the worst there is into every free page (not-a-number, which spoils
+# whatever it touches), and ask again:
+
+# %%
+for kept in (cache.keys, cache.values):
+    by_page = kept.reshape(config.layers, cache.pages, -1)
+    by_page[:, cache.free[: cache.count[0]]] = np.nan
+
+again = nic.submit(prompt, max_tokens=24)
+tokens = []
+while nic.running:
+    step()
+    tokens += [token for _, token, _ in nic.poll() if token is not None]
+print("slot", again.slot, "generation", again.generation, "pages", cache.table[again.slot, :3])
+print("the same text:", tokenizer.decode(tokens) == "".join(pieces))
+
+# %% [markdown]
+# Slot 0 has been rung a second time, with generation 2, and its request got the pages that were returned last. Is
+# the text *right*, too? The package has the model a second time, in a hundred lines of NumPy. Temperature 0, so
+# no chance is involved, and both must say the same tokens:
+
+# %%
+expected = Reference(config, weights).generate(prompt, 24)
+print("as the NumPy model says:", tokens == expected)
+assert tokens == expected
+
+# %% [markdown]
+# ## 8. Inside, while it runs
+#
+# On the `python` target every lane is a Python thread. `breakpoint()` in a device function stops there, and
+# `python -m pdb` works (try it in a terminal). A notebook that runs from top to bottom cannot stop to be asked,
+# so we do what a breakpoint does: put a function that prints in the place of one that does not. `simt.swap` does
+# that for as long as the `with` lasts, in whatever calls the function, on every target. Here is what block 0 does
+# when a request is admitted, in a kernel of 2 blocks of 4 lanes:
+
+# %%
+start = simt.device(admit.start.python)  # the original, under a name of its own
+
+
+@simt.device
+def start_and_tell(window, slots, queue, cache, slot, need):
+    print(
+        "before: slot",
+        slot,
+        {name: getattr(slots, name)[slot].item() for name in ("state", "prompt_len", "pages")},
+    )
+    start(window, slots, queue, cache, slot, need)
+    print(
+        "after:  slot",
+        slot,
+        {name: getattr(slots, name)[slot].item() for name in ("state", "prompt_len", "pages")},
+    )
+    print("called by", " < ".join(frame.function for frame in inspect.stack()[2:8:2]))
+
+
+nic.submit(tokenizer.encode("Emma"), max_tokens=1)
+with simt.swap(admit.start, start_and_tell):
+    simt.launch(serve, 2, 4, *arguments, 0, 1, target="python", shared=sizes.shared)
+print([(tokenizer.decode([token]) if token is not None else REASONS[reason]) for _, token, reason in nic.poll()])
+
+# %% [markdown]
+# It ran the same source, with the same arrays, and went on where the compiled kernel had stopped. (The `python`
+# target is some hundred times slower; it is for looking.)
+#
+# ### A barrier that one lane misses
+#
+# `barrier()` makes the lanes of a block wait for each other. *All* of them must come to it. This sum is wrong:
+# only lane 0 waits. On a GPU it may hang, or give the right answer until the day it does not. The `python` target
+# says what is the matter:
+
+# %%
+from blink_ref.simt.on_python import Divergence
+from blink_ref.simt.vocabulary import barrier, block_threads, f32, thread_id
+
+
+@simt.device
+def bad_sum(block, x, out):
+    block.shared[thread_id()] = x[thread_id()]
+    if thread_id() == 0:
+        barrier()
+        total = f32(0.0)
+        for lane in range(block_threads()):
+            total += block.shared[lane]
+        out[0] = total
+
+
+x, out = np.arange(4, dtype=np.float32), np.zeros(1, np.float32)
+try:
+    simt.launch(bad_sum, 1, 4, x, out, target="python")
+except Divergence as error:
+    print("Divergence:", error)
+
+
+# %% [markdown]
+# Move `barrier()` one line up and to the left, and all lanes meet:
+
+
+# %%
+@simt.device
+def good_sum(block, x, out):
+    block.shared[thread_id()] = x[thread_id()]
+    barrier()
+    if thread_id() == 0:
+        total = f32(0.0)
+        for lane in range(block_threads()):
+            total += block.shared[lane]
+        out[0] = total
+
+
+simt.launch(good_sum, 1, 4, x, out, target="python")
+print("0 + 1 + 2 + 3 =", out[0])
+
+# %% [markdown]
+# ## 9. Three things to change
+#
+# Each is one small function, put into the running kernel by `simt.swap` and undone at the end of the `with`.
+# Change them, and run the cells again. Everything that calls the function is compiled anew, which takes a few
+# seconds.
+
+# %%
+from blink_ref.simt.vocabulary import i32, i64
+
+
+def answers(*requests, running=4):
+    """Serve (text, tokens, temperature) requests in a fresh engine; [(text, answer)] in order of their ends."""
+    small = replace(sizes, running=running)
+    own_window = Window.create(memory.window_layout(config, small), directory=Path(tempfile.mkdtemp()))
+    view = memory.device_window(own_window.nic, own_window.gpu, own_window.layout)
+    own_nic, own = Nic(own_window), memory.arguments(config, weights, small, view)
+    came = {own_nic.submit(tokenizer.encode(text), n, t, seed=1): (text, []) for text, n, t in requests}
+    ended = []
+    while own_nic.running:
+        simt.launch(serve, small.blocks, 1, *own, 0, 1, target="cpu", shared=small.shared)
+        for handle, token, reason in own_nic.poll():
+            if reason is None:
+                came[handle][1].append(token)
+            else:
+                ended.append((came[handle][0], tokenizer.decode(came[handle][1])))
+    own_window.unlink()
+    return ended
+
+
+# %% [markdown]
+# ### The order of admission
+#
+# With one place in the batch, requests are served in the order in which they came. `decide` looks at the head of
+# the waiting ring. Let the shortest prompt go first: bring it to the head, then decide as before.
+
+# %%
+decide = simt.device(admit.decide.python)
+
+
+@simt.device
+def shortest_first(window, slots, queue, cache, context, vocab):
+    size = i64(queue.waiting.shape[0])
+    head = i64(queue.count[state.WAITING_HEAD])
+    for place in range(head + 1, queue.count[state.WAITING_TAIL]):
+        first, other = i64(queue.waiting[head % size]), i64(queue.waiting[place % size])
+        if window.request[other]["prompt_len"] < window.request[first]["prompt_len"]:
+            queue.waiting[head % size] = i32(other)
+            queue.waiting[place % size] = i32(first)
+    return decide(window, slots, queue, cache, context, vocab)
+
+
+three = ("It is a long and winding way to Bath", 4, 0.0), ("A shorter way", 4, 0.0), ("Go", 4, 0.0)
+print("as they came:  ", [text for text, _ in answers(*three, running=1)])
+with simt.swap(admit.decide, shortest_first):
+    print("shortest first:", [text for text, _ in answers(*three, running=1)])
+print("undone:        ", [text for text, _ in answers(*three, running=1)])
+
+# %% [markdown]
+# The average wait is shorter, but as long as short ones come, the long one never runs. What would you have to
+# keep for each waiting request to mend that?
+#
+# ### The draw
+#
+# `score` says what a token's logit counts for: with a temperature, it is divided by it and gets its noise. Leave
+# out the noise, and the most likely token always wins, whatever the temperature.
+
+
+# %%
+@simt.device
+def noiseless(logit, temperature, seed, position, token):
+    return logit
+
+
+hot = ("Elizabeth was", 16, 1.0)
+print("with noise:   ", answers(hot)[0][1])
+with simt.swap(sampling.score, noiseless):
+    print("without:      ", answers(hot)[0][1])
+print("temperature 0:", answers(("Elizabeth was", 16, 0.0))[0][1])
+
+# %% [markdown]
+# ### Where a token stands
+#
+# Without RoPE's rotation, attention cannot tell near from far, nor before from after; the weights were trained
+# with it. The function is one line. Watch the text fall apart:
+
+
+# %%
+@simt.device
+def unrotated(a, b, cos, sin):
+    return a, b
+
+
+plain = ("Elizabeth was", 32, 0.0)
+print("rotated:  ", answers(plain)[0][1])
+with simt.swap(rope.rotate, unrotated):
+    print("unrotated:", answers(plain)[0][1])
+print("undone:   ", answers(plain)[0][1])
+
+# %% [markdown]
+# ## 10. On a GPU
+#
+# The same source, compiled to the GPU's instructions: a block becomes a thread block on one of the GPU's
+# processors, a warp has 32 lanes in place of one, and `row_dot` reads 16 bytes a lane. On a machine with a GPU,
+# this cell runs the good sum there; elsewhere it says what is missing.
+
+# %%
+from blink_ref.simt.launch import why_no_cuda
+
+if reason := why_no_cuda():
+    print("No GPU here:", reason)
+else:
+    x, out = np.arange(64, dtype=np.float32), np.zeros(1, np.float32)
+    simt.launch(good_sum, 1, 64, x, out, target="cuda")
+    print("0 + 1 + ... + 63 =", out[0], "on the GPU")
+
+# %% [markdown]
+# We launched the kernel step by step. A serving engine launches it once, without bounds, and then its host
+# process does nothing: stop that process with SIGSTOP, and tokens keep coming. Clean up, by the host's last act:
+# set the stop word and remove the window.
+
+# %%
+engine_side.nic["stop"][0] = 1
+simt.launch(serve, sizes.blocks, sizes.lanes, *arguments, 0, 0, target="cpu", shared=sizes.shared)
+engine_side.unlink()
+print(
+    "steps:",
+    engine_side.gpu["heartbeat"][1],
+    " state of the engine:",
+    ["STARTING", "SERVING", "STOPPED"][engine_side.gpu["heartbeat"][2]],
+)
+
+# %% [markdown]
+# ## Can you say?
+#
+# 1. **Which words does the NIC write?** (Section 2, the list of changed words; section 5, `consumed`; and the
+#    table "who writes which word" in `docs/architecture.md`, which also has the two that you did not see change:
+#    `cancel` and `stop`.)
+# 2. **When may a page be used again?** (Section 7; "When may a page be used again" in `docs/architecture.md`.)
+# 3. **Where does a token wait?** (Three places: section 3, before its request is admitted; section 4, at a
+#    barrier; section 5, in the outbox. Also in `docs/architecture.md`, after the table of the walk.)
+#
+# To go on: `blink_ref/engine/persistent.py` is the kernel, `docs/architecture.md` is the map, and `docs/traps.md`
+# is what cost us hours.
