@@ -87,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     _add_model(commands)
     _add_layout(commands)
+    _add_doctor(commands)
     commands.add_parser("compile", help="compile the kernel for a GPU that need not be there, and judge it")
     return parser
 
@@ -169,10 +170,26 @@ def _add_layout(commands: Any) -> None:
     _add(commands, "layout", _layout, "print every field of the default window", "blink-ref layout")
 
 
+def _add_doctor(commands: Any) -> None:
+    _add(
+        commands,
+        "doctor",
+        _doctor,
+        "say what this machine can run, what it lacks and what mends it",
+        "blink-ref doctor",
+    )
+
+
 def _generate(args: argparse.Namespace) -> int:
     from blink_ref.nic import generate
 
     return generate.run(args)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from blink_ref.doctor import report
+
+    return report.run(args)
 
 
 def _serve(args: argparse.Namespace) -> int:
