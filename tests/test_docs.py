@@ -31,8 +31,25 @@ def test_files_and_functions_that_a_page_names_exist(page):
     for name in re.findall(r"`(?:blink_ref/)?([a-z_]+/[a-z_]+\.py)", text):
         assert (package / name).is_file() or (ROOT / name).is_file(), f"{page.name} names {name}"
     for name, function in re.findall(r"`([a-z_]+/[a-z_]+\.py): (?:[A-Z]\w+\.)?(\w+)`", text):
-        source = (package / name).read_text()
+        source = next(root / name for root in (package, ROOT) if (root / name).is_file()).read_text()
         assert re.search(rf"^ *(def|class) {function}\b", source, re.M), f"{name} has no {function}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tests_that_a_page_names_exist(page):
+    named = re.findall(r"`(bench/)?(test_\w+\.py):\s+(test_\w+)`", page.read_text())
+    for folder, name, function in named:
+        source = (ROOT / (folder or "tests") / name).read_text()
+        assert re.search(rf"^def {function}\(", source, re.M), f"{folder}{name} has no {function}"
+
+
+def test_every_trap_names_what_holds_it():
+    text = (ROOT / "docs" / "traps.md").read_text()
+    traps = [paragraph for paragraph in text.split("\n\n") if paragraph.startswith("**")]
+    assert len(traps) > 15
+    for trap in traps:
+        assert "*Cure:*" in trap, trap
+        assert "*Held by*" in trap or "No test" in trap, trap
 
 
 def test_links_between_pages_lead_somewhere():
