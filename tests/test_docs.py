@@ -45,7 +45,7 @@ def test_tests_that_a_page_names_exist(page):
 
 def test_every_trap_names_what_holds_it():
     text = (ROOT / "docs" / "traps.md").read_text()
-    traps = [paragraph for paragraph in text.split("\n\n") if paragraph.startswith("**")]
+    traps = [" ".join(paragraph.split()) for paragraph in text.split("\n\n") if paragraph.startswith("**")]
     assert len(traps) > 15
     for trap in traps:
         assert "*Cure:*" in trap, trap
