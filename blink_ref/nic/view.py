@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from blink_ref.ring.layout import FREE, PHASES, STATES
+from blink_ref.ring.layout import CANCELLED, DONE, FAILED, FREE, PHASES, STATES
 
 from .sight import Sight, Step
 
@@ -61,11 +61,16 @@ def _slots(sight: Sight) -> Text:
 
 
 def _states(sight: Sight) -> Text:
-    line = Text(f"slots 0-{min(COLUMNS, len(sight.state)) - 1} of {len(sight.state)}", "dim")
+    """How many slots are in which state; those that have ended share one word, for the line is short."""
+    line, ended = Text(f"of {len(sight.state)}", "dim"), Text()
     for state, name in enumerate(STATES):
         n = int((sight.state == state).sum())
-        if n and state != FREE:
+        if n and state in (DONE, FAILED, CANCELLED):
+            ended.append(f" {STATE_LETTERS[state]} {n}", STATE_STYLES[state])
+        elif n and state != FREE:
             line.append(f"  {STATE_LETTERS[state]} {n} {name.lower()}", STATE_STYLES[state])
+    if ended:
+        line.append(" ").append_text(ended).append(" ended", "dim")
     return line
 
 
