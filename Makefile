@@ -1,5 +1,6 @@
 # make demo: a real model answers, through ring, persistent kernel and paged cache
 # make test: the tests (CPU only); make test-cuda: those that need a GPU
+# make bench: figures of this machine, stored; make bench-compare: measured again, beside the stored ones
 #
 # Each target sets up $(VENV) by itself. Where the packages are already installed and there is no network,
 # `make test-cuda VENV=` uses $(PYTHON) as it is.
@@ -21,7 +22,14 @@ CARD = $(shell nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | h
 # the driver maps windows that lie in memory, not on a disk
 MEMORY := /dev/shm/blink_ref-tests
 
-.PHONY: demo test test-cuda bench-cuda lint clean
+# figures of a kind of machine are kept under its name, such as bench/results/AMD-EPYC-2-cores.json
+CPU_RESULTS = bench/results/$(shell $(RUN) -m bench.machine).json
+CUDA_RESULTS = bench/results/$(CARD).json
+COMPARE = --benchmark-columns=min,median,rounds --benchmark-group-by=fullname --benchmark-compare
+
+kept = test -f "$(1)" || { echo "there is no stored run of this kind of machine ($(1)): make $(2) stores one"; exit 1; }
+
+.PHONY: demo test test-cuda bench bench-compare bench-cuda bench-cuda-compare lint clean
 
 demo: $(VENV:%=%/.for-use)
 	@$(RUN) -m blink_ref generate --watch --chat --max-tokens 160 "Explain in three sentences why the sky is blue."
@@ -40,9 +48,19 @@ test-cuda: $(VENV:%=%/.for-development)
 	$(RUN) -m pytest -q -m cuda tests --basetemp=$(MEMORY)
 	@rm -rf $(MEMORY)
 
-# Keeps the figures under the card's name, such as bench/results/NVIDIA-H200.json.
+bench: $(VENV:%=%/.for-development)
+	$(RUN) -m pytest -q -m "not cuda" bench --benchmark-json="$(CPU_RESULTS)"
+
+bench-compare: $(VENV:%=%/.for-development)
+	@$(call kept,$(CPU_RESULTS),bench)
+	$(RUN) -m pytest -q -m "not cuda" bench $(COMPARE)="$(CPU_RESULTS)"
+
 bench-cuda: $(VENV:%=%/.for-development)
-	$(RUN) -m pytest -q -m cuda bench --benchmark-json="bench/results/$(CARD).json"
+	$(RUN) -m pytest -q -m cuda bench --benchmark-json="$(CUDA_RESULTS)"
+
+bench-cuda-compare: $(VENV:%=%/.for-development)
+	@$(call kept,$(CUDA_RESULTS),bench-cuda)
+	$(RUN) -m pytest -q -m cuda bench $(COMPARE)="$(CUDA_RESULTS)"
 
 lint: $(VENV:%=%/.for-development)
 	$(RUN) -m ruff check .

@@ -24,11 +24,9 @@ def step(config: ModelConfig, rows: int, samples: int, positions: int) -> Cost:
         mlp.cost(rows, hidden, config.ffn),
         linear.cost(rows, *down),
     ]
-    ends = [
-        embedding.cost(rows, hidden),
-        rmsnorm.cost(samples, hidden),
-        logits.cost(samples, hidden, config.vocab),
-    ]
+    ends = [embedding.cost(rows, hidden)]
+    if samples:
+        ends += [rmsnorm.cost(samples, hidden), logits.cost(samples, hidden, config.vocab)]
     return _sum([_sum(layer * config.layers), *ends])
 
 
