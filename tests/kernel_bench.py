@@ -9,11 +9,13 @@ three units in the last place, 6 u (see test_simt_numbers.py).
 import numpy as np
 
 from blink_ref.engine.memory import device_model
+from blink_ref.kernels import staging
 from blink_ref.kernels.tensors import Model
 from blink_ref.model.config import ModelConfig
 from blink_ref.model.weights import Weights
 from blink_ref.scheduler import state
 from blink_ref.simt import aligned, device
+from blink_ref.simt.on_python import WARP_WIDTH
 from blink_ref.simt.vocabulary import barrier, block_threads, f32, thread_id
 
 U = 2**-24
@@ -90,3 +92,12 @@ def check(got: np.ndarray, exact: np.ndarray, bound: np.ndarray) -> None:
     assert (error <= bound).all(), (
         f"off by {np.max(error / bound):.2f} times the bound; NaN: {np.isnan(got).sum()}"
     )
+
+
+def warps_of(target, lanes):
+    return lanes // {"python": WARP_WIDTH, "cpu": 1, "cuda": 32}[target]
+
+
+def room_for(tile: int, width: int, target: str, lanes: int) -> int:
+    """Floats of arena for `tile` staged rows, and for most of one more, which must not be used."""
+    return staging.arena(tile, width, warps_of(target, lanes)) + width - 4

@@ -2,23 +2,17 @@
 
 import numpy as np
 import pytest
-from kernel_bench import U, check, floats, gamma, model_of, nans, plan_of, poison_arena
+from kernel_bench import U, check, floats, gamma, model_of, nans, plan_of, poison_arena, room_for, warps_of
 
 from blink_ref.kernels import attention, rmsnorm, rope
-from blink_ref.kernels.staging import SCRATCH
 from blink_ref.kernels.tensors import K, Q, V
 from blink_ref.kvcache import pages
 from blink_ref.simt import device, grid_barrier, launch
-from blink_ref.simt.on_python import WARP_WIDTH
 
 BLOCKS = 2
 LAYER = 1
 SPARE = 16
 LENGTHS = {"one": lambda p: [1], "around pages": lambda p: [1, p - 1, p, p + 1, 2 * p, 3 * p + 5]}
-
-
-def warps_of(target, lanes):
-    return lanes // {"python": WARP_WIDTH, "cpu": 1, "cuda": 32}[target]
 
 
 def empty_cache(model, slots, positions, page_size):
@@ -169,7 +163,7 @@ def run_project(target, lanes, plan, x, model, cache, tile, blocks=BLOCKS):
     """Queries as [T, H, d]; keys and values go into the cache."""
     size = len(x) * model.heads * model.head_dim
     q = nans(size + SPARE)
-    shared = SCRATCH + tile * model.hidden + model.hidden - 4
+    shared = room_for(tile, model.hidden, target, lanes)
     args = plan, len(x), LAYER, model, cache, x.reshape(-1), q
     launch(project_alone, blocks, lanes, *args, target=target, shared=shared)
     assert np.isnan(q[size:]).all()
@@ -250,7 +244,7 @@ def test_what_is_projected_in_pieces_is_attended_as_if_it_had_come_at_once(targe
             rows = len(piece)
             q, part = nans(rows * size), nans(rows * size)
             args = plan_of(rows, position=piece), rows, LAYER, model, cache, x[piece].reshape(-1), q, part
-            launch(project_then_attend, BLOCKS, lanes, *args, target=target, shared=1200)
+            launch(project_then_attend, BLOCKS, lanes, *args, target=target, shared=4800)
             attended[piece[0] * size :][: rows * size] = part
         return attended
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from kernel_bench import U, check, floats, gamma, model_of, nans, plan_of, poison_arena
+from kernel_bench import U, check, floats, gamma, model_of, nans, plan_of, poison_arena, room_for, warps_of
 
 from blink_ref.kernels import embedding, linear, mlp, rmsnorm, rope
-from blink_ref.kernels.staging import SCRATCH, rows_at_once
+from blink_ref.kernels.staging import arena, rows_at_once, staged_at
 from blink_ref.kernels.tensors import DOWN, GATE, OUT, UP
 from blink_ref.simt import device, launch
 from blink_ref.simt.vocabulary import barrier, block_copy, i64, thread_id
@@ -14,11 +14,6 @@ BLOCKS = 2
 ROWS = pytest.mark.parametrize("rows", [1, 3, 33])
 SPARE = 16
 """Floats behind the end of a buffer that no kernel may write."""
-
-
-def arena(tile, width):
-    """Room for `tile` rows, and for most of one more, which must not be used."""
-    return SCRATCH + tile * width + width - 4
 
 
 # --- RMSNorm
@@ -31,7 +26,7 @@ def norm_alone(block, x, rows, gain, g, width, eps, out):
         rmsnorm.rmsnorm(block, x, i64(t) * width, gain, g, width, eps, i64(t))
     barrier()
     if block.id == 0:
-        block_copy(out, i64(0), block.shared, i64(SCRATCH), rows * width)
+        block_copy(out, i64(0), block.shared, staged_at(), rows * width)
 
 
 @ROWS
@@ -40,7 +35,7 @@ def test_rmsnorm_stages_rows_of_unit_mean_square_times_the_gain(target, lanes, r
     x, gain, eps = floats(rows, width, seed=rows), floats(2 * width, seed=1), 1e-5
     out = nans(rows * width + SPARE)
     args = x.reshape(-1), rows, gain, width, width, np.float32(eps), out
-    launch(norm_alone, BLOCKS, lanes, *args, target=target, shared=arena(rows, width))
+    launch(norm_alone, BLOCKS, lanes, *args, target=target, shared=room_for(rows, width, target, lanes))
     exact = rmsnorm.spec(x.astype(np.float64), gain[width:].astype(np.float64), eps)
     # The sum of squares is off by gamma(width) at most, its root by half that; six more roundings follow:
     # the mean, the addition of eps, root, reciprocal, and two products.
@@ -128,7 +123,7 @@ def run_add_linear(target, lanes, x, model, matrix, shape, before, tile, blocks=
     residual = nans(before.size + SPARE)
     residual[: before.size] = before.reshape(-1)
     args = x.reshape(-1), len(x), model.weights, int(model.matrix[1, matrix]), outs, ins, residual
-    launch(add_linear_alone, blocks, lanes, *args, target=target, shared=arena(tile, ins))
+    launch(add_linear_alone, blocks, lanes, *args, target=target, shared=room_for(tile, ins, target, lanes))
     assert np.isnan(residual[before.size :]).all()
     return residual[: before.size].reshape(before.shape)
 
@@ -176,7 +171,8 @@ def how_many_rows(block, width, out):
 @pytest.mark.parametrize(("floats_more", "rows"), [(-1, 2), (0, 3), (71, 3), (72, 4)])
 def test_the_arena_holds_whole_rows_beside_its_scratch(target, lanes, floats_more, rows):
     out = np.zeros(1, np.int64)
-    launch(how_many_rows, 1, lanes, 72, out, target=target, shared=SCRATCH + 3 * 72 + floats_more)
+    shared = arena(3, 72, warps_of(target, lanes)) + floats_more
+    launch(how_many_rows, 1, lanes, 72, out, target=target, shared=shared)
     assert out[0] == rows
 
 
@@ -207,7 +203,7 @@ def gate_up_alone(block, rows, layer, model, x, gated):
 def run_gate_up(target, lanes, x, model, tile, blocks=BLOCKS):
     gated = nans(len(x) * model.ffn + SPARE)
     args = len(x), 1, model, x.reshape(-1), gated
-    launch(gate_up_alone, blocks, lanes, *args, target=target, shared=arena(tile, model.hidden))
+    launch(gate_up_alone, blocks, lanes, *args, target=target, shared=room_for(tile, model.hidden, target, lanes))
     assert np.isnan(gated[len(x) * model.ffn :]).all()
     return gated[: len(x) * model.ffn].reshape(len(x), model.ffn)
 

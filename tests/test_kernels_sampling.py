@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_bench import U, check, floats, gamma, model_of, nans, plan_of, poison_arena
+from kernel_bench import U, check, floats, gamma, model_of, nans, plan_of, poison_arena, room_for
 
 from blink_ref.kernels import logits, rmsnorm, sampling
-from blink_ref.kernels.staging import SCRATCH
 from blink_ref.simt import device, launch
 from blink_ref.simt.vocabulary import block_threads, i64, rank_index, thread_id, u64
 
@@ -124,7 +123,7 @@ def run(target, lanes, plan, samples, model, x, tile, blocks=2):
     """Logits [S, vocab] and the tokens drawn."""
     plan.best[:] = logits.LOWEST
     out = nans(samples * model.vocab + SPARE)
-    shared = SCRATCH + tile * model.hidden + model.hidden - 4
+    shared = room_for(tile, model.hidden, target, lanes)
     launch(draw_alone, blocks, lanes, plan, samples, model, x.reshape(-1), out, target=target, shared=shared)
     assert np.isnan(out[samples * model.vocab :]).all()
     assert (plan.best[samples:] == logits.LOWEST).all()

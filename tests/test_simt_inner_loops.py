@@ -24,6 +24,7 @@ from blink_ref.simt.vocabulary import (
     i64,
     lane_id,
     row_dot,
+    row_dots,
     row_mix,
     thread_id,
     warp_id,
@@ -142,6 +143,31 @@ def test_row_dot_gives_the_same_bits_on_processors_with_vectors_of_other_widths(
         bits.add(done.stdout.strip())
     assert len(bits) == 1
     assert len(bits.pop()) == 8 * len(SIZES)
+
+
+@device
+def one_by_one_and_together(block, w, x, rows, n, single, together):
+    """The first warp makes each row's dot product alone, then all at once."""
+    if warp_id() == 0:
+        for t in range(rows):
+            y = row_dot(w, i64(0), x, t * n, n)
+            if lane_id() == 0:
+                single[t] = y
+        row_dots(w, i64(0), x, i64(0), rows, n, together, i64(1))
+
+
+@pytest.mark.parametrize("dtype", WEIGHTS)
+@pytest.mark.parametrize("n", [8, 24, 264, 576, 2056])
+def test_row_dots_of_any_number_of_rows_are_bit_for_bit_those_of_row_dot(target, lanes, dtype, n):
+    for rows in (1, 2, 3, 4, 5, 8, 11):
+        values = random_rows([n] * (rows + 1), seed=rows)
+        w, x = aligned(n, dtype), aligned(rows * n, np.float32)
+        w[:] = stored(values[0], dtype)
+        x[:] = np.concatenate(values[1:])
+        single, together = np.full(rows, np.nan, np.float32), np.full(rows + 2, np.nan, np.float32)
+        launch(one_by_one_and_together, 1, lanes, w, x, rows, n, single, together, target=target)
+        np.testing.assert_array_equal(together[1:-1].view(np.uint32), single.view(np.uint32))
+        assert np.isnan(together[[0, -1]]).all()
 
 
 @device

@@ -46,6 +46,7 @@ from blink_ref.simt.vocabulary import (
     rank_index,
     relax,
     row_dot,
+    row_dots,
     row_mix,
     store_release,
     thread_id,
@@ -89,6 +90,8 @@ def use_every_word(block, floats, halves, stored, words, longs):
     q, r = divide(opaque(i), i64(7))
     floats[i] += row_dot(stored, q, floats, r, i64(64)) + row_dot(floats, q, floats, r, i64(64))
     floats[i] += row_dot(halves, q, floats, r, i64(64)) + dot(floats, q, floats, r, i64(64))
+    row_dots(stored, q, floats, r, i64(5), i64(64), floats, r)
+    row_dots(floats, q, floats, r, i64(5), i64(64), floats, r)
     row_mix(floats, q, i64(8), floats, r, i64(64), floats, i)
     block_copy(floats, q, floats, r, i64(64))
     block_scale(block.shared, q, floats, r, f32(2.0), floats, i, i64(64))

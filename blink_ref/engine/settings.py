@@ -4,8 +4,7 @@ import os
 from dataclasses import dataclass
 
 from ..errors import BlinkError
-from ..kernels import attention
-from ..kernels.staging import SCRATCH
+from ..kernels import attention, staging
 from ..kvcache.pages import pages_spec
 from ..model.config import ModelConfig
 from ..simt.capability import STATIC_SHARED
@@ -14,6 +13,9 @@ from ..simt.on_python import WARP_WIDTH
 GIB = 1 << 30
 
 CUDA_LANES = 512
+
+STAGED_IN_L1 = 28 * 1024 // 4
+"""Floats of staged rows on the CPU: read again for each row of weights, they should stay in the first cache."""
 
 MOST_BLOCKS = 64
 """On a CPU of fewer cores: beyond it, blocks do little but wait for each other."""
@@ -72,12 +74,13 @@ def choose(config: ModelConfig, target: str, sms: int = 0, cache_bytes: int = 0)
                 f"--sms is {sms}; at most {most} blocks make sense on {cores} cores, where each block is a thread "
                 "that waits for the others"
             )
-        shared, cache_bytes = SCRATCH + rows * width, cache_bytes or GIB
         warps = -(-lanes // WARP_WIDTH) if on_python else 1
+        staged = rows * width if on_python else max(STAGED_IN_L1, min(rows, 4) * width)
+        shared, cache_bytes = staging.arena(1, staged, warps), cache_bytes or GIB
     page_size = (
         32 if target == "cuda" else 16
     )  # as many positions as a warp has lanes, or enough for a vector loop
-    needed = max(SCRATCH + width, attention.arena(config.head_dim, page_size, warps))
+    needed = max(staging.arena(1, width, warps), attention.arena(config.head_dim, page_size, warps))
     if shared < needed:
         raise BlinkError(
             f"model '{config.name}' needs {4 * needed} bytes of shared memory a block for a row of {width}; "

@@ -25,7 +25,7 @@ from ..simt.vocabulary import (
     lane_max,
     lane_sum,
     opaque,
-    row_dot,
+    row_dots,
     row_mix,
     thread_id,
     warp_barrier,
@@ -35,7 +35,7 @@ from ..simt.vocabulary import (
 )
 from .rmsnorm import rmsnorm
 from .rope import rotate
-from .staging import SCRATCH, rows_at_once
+from .staging import SCRATCH, result_at, rows_at_once, staged_at
 from .tensors import K, Q, V
 
 NOTHING = f32(-np.inf)
@@ -81,11 +81,11 @@ def project(block, plan, rows, layer, model, cache, x, q):
         for pair in range(first, end):
             head, i = divide(pair, half)
             at = head_start(model, layer, head) + i * width
-            for t in range(n):
-                staged = SCRATCH + t * width
-                a = row_dot(weights, at, block.shared, staged, width)
-                b = row_dot(weights, at + half * width, block.shared, staged, width)
-                if lane_id() == 0:
+            row_dots(weights, at, block.shared, staged_at(), n, width, block.shared, result_at(0))
+            row_dots(weights, at + half * width, block.shared, staged_at(), n, width, block.shared, result_at(1))
+            if lane_id() == 0:
+                for t in range(n):
+                    a, b = block.shared[result_at(0) + t], block.shared[result_at(1) + t]
                     put_pair(plan, t0 + t, layer, head, i, a, b, model, cache, q)
         t0 += tile
 

@@ -1,15 +1,15 @@
 """Linear layer: y = x W^T, and the two places where it adds its result to the residual stream.
 
 Warps share out the rows of W, so each weight is read once a tile of activations; the activations lie
-in the arena. One warp makes one number with :func:`row_dot`, whose order of additions does not depend
+in the arena. One warp makes one column with :func:`row_dots`, whose order of additions does not depend
 on the batch, so that a row's result does not either.
 """
 
 import numpy as np
 
 from ..simt import device, first_of_share, grid_warp, grid_warps
-from ..simt.vocabulary import barrier, block_copy, i64, lane_id, opaque, row_dot
-from .staging import SCRATCH, rows_at_once
+from ..simt.vocabulary import barrier, block_copy, i64, lane_id, opaque, row_dots
+from .staging import result_at, rows_at_once, staged_at
 
 
 def spec(x: np.ndarray, w: np.ndarray) -> np.ndarray:
@@ -31,13 +31,13 @@ def add_linear(block, x, rows, weights, at, outs, ins, residual):
     while t0 < rows:
         n = min(tile, rows - t0)
         barrier()  # nobody reads the rows staged before
-        block_copy(block.shared, SCRATCH, x, t0 * ins, n * ins)
+        block_copy(block.shared, staged_at(), x, t0 * ins, n * ins)
         barrier()
         for r in range(first, end):
-            for t in range(n):
-                y = row_dot(weights, at + r * ins, block.shared, SCRATCH + t * ins, ins)
-                if lane_id() == 0:
-                    residual[(t0 + t) * outs + r] += y
+            row_dots(weights, at + r * ins, block.shared, staged_at(), n, ins, block.shared, result_at(0))
+            if lane_id() == 0:
+                for t in range(n):
+                    residual[(t0 + t) * outs + r] += block.shared[result_at(0) + t]
         t0 += tile
 
 

@@ -3,10 +3,21 @@
 import numpy as np
 
 from ..simt import device, first_of_share, grid_warp, grid_warps
-from ..simt.vocabulary import atomic_max, barrier, i64, lane_id, opaque, rank, row_dot
+from ..simt.vocabulary import (
+    atomic_max,
+    barrier,
+    i64,
+    lane_id,
+    lane_max,
+    opaque,
+    rank,
+    row_dots,
+    warp_barrier,
+    warp_width,
+)
 from .rmsnorm import rmsnorm
 from .sampling import score
-from .staging import SCRATCH, rows_at_once
+from .staging import result_at, rows_at_once, staged_at
 
 LOWEST = i64(-(2**63))
 """Below every :func:`rank` key."""
@@ -35,17 +46,30 @@ def logits_and_draw(block, plan, samples, model, x, logits):
         for s in range(n):
             rmsnorm(block, x, i64(plan.sample_row[s0 + s]) * width, model.norm, gain, width, model.eps, s)
         barrier()
-        for s in range(n):
-            temperature, seed, position = plan.temperature[s0 + s], plan.seed[s0 + s], plan.draw[s0 + s]
-            best = LOWEST
-            for token in range(first, end):
-                y = row_dot(weights, i64(model.head) + token * width, block.shared, SCRATCH + s * width, width)
-                if lane_id() == 0:
-                    logits[(s0 + s) * vocab + token] = y
-                    best = max(best, rank(score(y, temperature, seed, position, token), token))
-            if lane_id() == 0 and best > LOWEST:
-                atomic_max(plan.best, s0 + s, best)
+        for token in range(first, end):
+            at = i64(model.head) + token * width
+            row_dots(weights, at, block.shared, staged_at(), n, width, block.shared, result_at(0))
+            if lane_id() == 0:
+                for s in range(n):
+                    logits[(s0 + s) * vocab + token] = block.shared[result_at(0) + s]
+        warp_barrier()  # the warp's lanes see the logits that lane 0 wrote
+        for s in range(s0, s0 + n):
+            draw(plan, s, logits, s * vocab, first, end)
         s0 += tile
+
+
+@device
+def draw(plan, s, logits, at, first, end):
+    """One warp: the best of tokens first to end - 1, whose logits begin at ``logits[at]``, for sample s."""
+    temperature, seed, position = plan.temperature[s], plan.seed[s], plan.draw[s]
+    best = LOWEST
+    token = first + lane_id()
+    while token < end:
+        best = max(best, rank(score(logits[at + token], temperature, seed, position, token), token))
+        token += warp_width()
+    best = lane_max(best)
+    if lane_id() == 0 and best > LOWEST:
+        atomic_max(plan.best, s, best)
 
 
 def cost(samples: int, hidden: int, vocab: int) -> tuple[int, int]:

@@ -3,9 +3,9 @@
 import numpy as np
 
 from ..simt import device, first_of_share, grid_warp, grid_warps
-from ..simt.vocabulary import barrier, exp, f32, i64, lane_id, opaque, row_dot
+from ..simt.vocabulary import barrier, exp, f32, i64, lane_id, opaque, row_dots
 from .rmsnorm import rmsnorm
-from .staging import SCRATCH, rows_at_once
+from .staging import result_at, rows_at_once, staged_at
 from .tensors import GATE, UP
 
 
@@ -40,11 +40,11 @@ def gate_up(block, rows, layer, model, x, gated):
             rmsnorm(block, x, (t0 + t) * width, model.norm, (2 * layer + 1) * width, width, model.eps, t)
         barrier()
         for r in range(first, end):
-            for t in range(n):
-                staged = SCRATCH + t * width
-                g = row_dot(weights, gate + r * width, block.shared, staged, width)
-                u = row_dot(weights, up + r * width, block.shared, staged, width)
-                if lane_id() == 0:
+            row_dots(weights, gate + r * width, block.shared, staged_at(), n, width, block.shared, result_at(0))
+            row_dots(weights, up + r * width, block.shared, staged_at(), n, width, block.shared, result_at(1))
+            if lane_id() == 0:
+                for t in range(n):
+                    g, u = block.shared[result_at(0) + t], block.shared[result_at(1) + t]
                     gated[(t0 + t) * ffn + r] = silu(g) * u
         t0 += tile
 

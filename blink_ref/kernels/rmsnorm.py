@@ -6,7 +6,7 @@ import numpy as np
 
 from ..simt import device
 from ..simt.vocabulary import barrier, block_scale, f32
-from .staging import SCRATCH, add_up, partial_square, put_partial
+from .staging import add_up, partial_square, put_partial, staged_at
 
 
 def spec(x: np.ndarray, gain: np.ndarray, eps: float) -> np.ndarray:
@@ -25,7 +25,7 @@ def rmsnorm(block, x, at, gain, g, width, eps, row):
     put_partial(block, partial_square(x, at, width))
     barrier()
     scale = f32(1.0) / f32(math.sqrt(add_up(block) / f32(width) + eps))
-    block_scale(block.shared, SCRATCH + row * width, x, at, scale, gain, g, width)
+    block_scale(block.shared, staged_at() + row * width, x, at, scale, gain, g, width)
 
 
 def cost(rows: int, hidden: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""How a block uses its arena: a little scratch for reductions, then rows of activations staged for its warps."""
+"""How a block uses its arena: scratch for reductions, its warps' results, then staged rows of activations."""
 
 from ..simt import device
 from ..simt.vocabulary import divide, f32, i64, lane_id, row_dot, warp_id, warps
@@ -7,10 +7,31 @@ SCRATCH = 64
 """Floats at the arena's start for reductions within the block: at least the warps of a block."""
 
 
+TILE = 64
+"""Most rows staged at once."""
+
+
+@device
+def result_at(which):
+    """Where this warp's TILE results number `which` (0 or 1) begin in the arena."""
+    return SCRATCH + TILE * (2 * i64(warp_id()) + which)
+
+
+@device
+def staged_at():
+    """Where the staged rows begin in the arena."""
+    return SCRATCH + 2 * TILE * i64(warps())
+
+
 @device
 def rows_at_once(block, width):
-    """How many rows of `width` floats the arena holds beside the scratch."""
-    return divide(i64(block.shared.shape[0]) - SCRATCH, i64(width))[0]
+    """How many rows of `width` floats can be staged at once."""
+    return min(i64(TILE), divide(i64(block.shared.shape[0]) - staged_at(), i64(width))[0])
+
+
+def arena(rows: int, width: int, warps_in_block: int) -> int:
+    """Floats of arena that `rows` staged rows of `width` need."""
+    return SCRATCH + 2 * TILE * warps_in_block + rows * width
 
 
 @device

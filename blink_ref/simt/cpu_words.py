@@ -9,6 +9,7 @@ import platform
 import time
 from typing import Any
 
+from llvmlite import binding as llvm
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -243,44 +244,98 @@ def _halves(builder, vector):
     return low, high
 
 
+WIDE, CHAINS = 16, 2
+"""A sum runs in CHAINS vectors of WIDE floats, added up at the end: enough to cover an addition's latency."""
+
+
+def _rows_together():
+    """How many rows' sums fit into the vector registers beside a weight's."""
+    return 4 if llvm.get_host_cpu_features().get("avx512f") else 2
+
+
+def _dots(builder, left, dtype, rights, n):
+    """Dot products of the stored row at `left` with the float32 rows at `rights`; each weight is widened once."""
+    vector, narrow = ir.VectorType(F32, WIDE), ir.VectorType(F32, WIDE // 2)
+
+    def zero(kind):
+        return cgutils.alloca_once_value(builder, ir.Constant(kind, [0.0] * kind.count))
+
+    sums = [[zero(vector) for _ in range(CHAINS)] for _ in rights]
+    rests = [zero(narrow) for _ in rights]
+
+    def accumulate(k, totals, lanes):
+        x = _load_floats(builder, left, k, lanes, dtype)
+        for right, total in zip(rights, totals, strict=True):
+            y = _load_floats(builder, right, k, lanes, types.float32)
+            builder.store(_multiply_add(builder, x, y, builder.load(total)), total)
+
+    def stride(k):
+        for chain in range(CHAINS):
+            at = builder.add(k, ir.Constant(I64, chain * WIDE))
+            accumulate(at, [row[chain] for row in sums], WIDE)
+
+    k = _strip(builder, ir.Constant(I64, 0), n, WIDE * CHAINS, stride)
+    k = _strip(builder, k, n, WIDE, lambda k: accumulate(k, [row[0] for row in sums], WIDE))
+    _strip(builder, k, n, WIDE // 2, lambda k: accumulate(k, rests, WIDE // 2))
+    return [_add_up(builder, row, rest) for row, rest in zip(sums, rests, strict=True)]
+
+
+def _add_up(builder, chains, rest):
+    """The sum of all lanes of a row's vectors: chains first, then halves onto halves."""
+    total = builder.load(chains[0])
+    for chain in chains[1:]:
+        total = builder.fadd(total, builder.load(chain))
+    low, high = _halves(builder, total)
+    total = builder.fadd(builder.fadd(low, high), builder.load(rest))
+    while total.type.count > 2:
+        total = builder.fadd(*_halves(builder, total))
+    return builder.fadd(*(builder.extract_element(total, ir.Constant(I32, lane)) for lane in (0, 1)))
+
+
 def _dot(typing_context, a, i, b, j, n):
     if not (is_vector(a) and is_vector(b) and b.dtype == types.float32):
         return None
-    wide, accumulators = 16, 4
 
     def codegen(context, builder, signature, args):
         at = [index_argument(context, builder, signature, args, k) for k in (1, 3, 4)]
         left = element_pointer(context, builder, a, args[0], at[0])
         right = element_pointer(context, builder, b, args[2], at[1])
-        vector, narrow = ir.VectorType(F32, wide), ir.VectorType(F32, wide // 2)
-        sums = [cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * wide)) for _ in range(accumulators)]
-        rest = cgutils.alloca_once_value(builder, ir.Constant(narrow, [0.0] * (wide // 2)))
-
-        def accumulate(k, total, lanes):
-            x = _load_floats(builder, left, k, lanes, a.dtype)
-            y = _load_floats(builder, right, k, lanes, types.float32)
-            builder.store(_multiply_add(builder, x, y, builder.load(total)), total)
-
-        def stride(k):
-            for m, total in enumerate(sums):
-                accumulate(builder.add(k, ir.Constant(I64, m * wide)), total, wide)
-
-        k = _strip(builder, ir.Constant(I64, 0), at[2], wide * accumulators, stride)
-        k = _strip(builder, k, at[2], wide, lambda k: accumulate(k, sums[0], wide))
-        _strip(builder, k, at[2], wide // 2, lambda k: accumulate(k, rest, wide // 2))
-        s = [builder.load(total) for total in sums]
-        total = builder.fadd(builder.fadd(s[0], s[1]), builder.fadd(s[2], s[3]))
-        low, high = _halves(builder, total)
-        total = builder.fadd(builder.fadd(low, high), builder.load(rest))
-        while total.type.count > 2:
-            total = builder.fadd(*_halves(builder, total))
-        return builder.fadd(*(builder.extract_element(total, ir.Constant(I32, lane)) for lane in (0, 1)))
+        return _dots(builder, left, a.dtype, [right], at[2])[0]
 
     return types.float32(a, i, b, j, n), codegen
 
 
 _define(words.dot)(_dot)
 _define(words.row_dot)(_dot)
+
+
+@_define(words.row_dots)
+def _(typing_context, w, i, x, j, rows, n, out, k):
+    if not (is_vector(w) and is_vector(x) and x.dtype == types.float32):
+        return None
+    together = _rows_together()
+
+    def codegen(context, builder, signature, args):
+        at = {m: index_argument(context, builder, signature, args, m) for m in (1, 3, 4, 5, 7)}
+        count, n = at[4], at[5]
+        left = element_pointer(context, builder, w, args[0], at[1])
+        right = element_pointer(context, builder, x, args[2], at[3])
+        target = element_pointer(context, builder, out, args[6], at[7])
+
+        def some(rows_now):
+            def body(t):
+                first = builder.gep(right, [builder.mul(t, n)])
+                rights = [builder.gep(first, [builder.mul(ir.Constant(I64, r), n)]) for r in range(rows_now)]
+                for r, value in enumerate(_dots(builder, left, w.dtype, rights, n)):
+                    builder.store(value, builder.gep(target, [builder.add(t, ir.Constant(I64, r))]))
+
+            return body
+
+        t = _strip(builder, ir.Constant(I64, 0), count, together, some(together))
+        _strip(builder, t, count, 1, some(1))
+        return context.get_dummy_value()
+
+    return types.none(w, i, x, j, rows, n, out, k), codegen
 
 
 @_define(words.row_mix)

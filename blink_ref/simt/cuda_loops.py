@@ -8,7 +8,7 @@ from . import vocabulary as words
 from .cuda_words import access, define, define_by, define_text
 from .lowering import F32, I16, I32, I64, asm, index_argument, is_vector
 from .numba_cuda import cuda
-from .vocabulary import FULL_WARP, block_threads, f32, i64, lane_id, lane_sum, opaque, thread_id
+from .vocabulary import FULL_WARP, block_threads, f32, i64, lane_id, lane_sum, opaque, row_dot, thread_id
 
 
 def _keep_rolled():
@@ -133,10 +133,30 @@ def _(out, k, a, i, scale, gain, g, n):
     return block_scale
 
 
+def _fma(a, b, c):
+    """a * b + c, rounded once, wherever it is inlined. A word of this file only."""
+    raise NotImplementedError("compiled code only")
+
+
+@define(_fma)
+def _(typing_context, a, b, c):
+    def codegen(context, builder, signature, args):
+        return builder.fma(*args)
+
+    return types.float32(types.float32, types.float32, types.float32), codegen
+
+
 @cuda.jit(device=True)
-def _dot8(a, b):
-    s = a[0] * b[0] + a[1] * b[1] + a[2] * b[2] + a[3] * b[3]
-    return s + (a[4] * b[4] + a[5] * b[5] + a[6] * b[6] + a[7] * b[7])
+def _add_dot8(s, a, b):
+    """s plus the dot product of two eights, a chain of fused steps: its rounding leaves the compiler no choice."""
+    s = _fma(a[0], b[0], s)
+    s = _fma(a[1], b[1], s)
+    s = _fma(a[2], b[2], s)
+    s = _fma(a[3], b[3], s)
+    s = _fma(a[4], b[4], s)
+    s = _fma(a[5], b[5], s)
+    s = _fma(a[6], b[6], s)
+    return _fma(a[7], b[7], s)
 
 
 @define_by(words.row_dot)
@@ -146,7 +166,7 @@ def _(w, i, x, j, n):
         k = lane_id() * 8
         while k < n:
             _keep_rolled()
-            s += _dot8(_eight(w, i + k), _eight(x, j + k))
+            s = _add_dot8(s, _eight(w, i + k), _eight(x, j + k))
             k = opaque(k + 256)
         return lane_sum(s)
 
@@ -159,30 +179,85 @@ def _(w, i, x, j, n):
             _keep_rolled()
             w0, w1, w2, w3 = _eight(w, i), _eight(w, i + 256), _eight(w, i + 512), _eight(w, i + 768)
             w4, w5, w6, w7 = _eight(w, i + 1024), _eight(w, i + 1280), _eight(w, i + 1536), _eight(w, i + 1792)
-            s += _dot8(w0, _eight(x, j))
-            t += _dot8(w1, _eight(x, j + 256))
-            s += _dot8(w2, _eight(x, j + 512))
-            t += _dot8(w3, _eight(x, j + 768))
-            s += _dot8(w4, _eight(x, j + 1024))
-            t += _dot8(w5, _eight(x, j + 1280))
-            s += _dot8(w6, _eight(x, j + 1536))
-            t += _dot8(w7, _eight(x, j + 1792))
+            s = _add_dot8(s, w0, _eight(x, j))
+            t = _add_dot8(t, w1, _eight(x, j + 256))
+            s = _add_dot8(s, w2, _eight(x, j + 512))
+            t = _add_dot8(t, w3, _eight(x, j + 768))
+            s = _add_dot8(s, w4, _eight(x, j + 1024))
+            t = _add_dot8(t, w5, _eight(x, j + 1280))
+            s = _add_dot8(s, w6, _eight(x, j + 1536))
+            t = _add_dot8(t, w7, _eight(x, j + 1792))
             i += 2048
             j += 2048
             k += 2048
         while k + 256 < n:
             _keep_rolled()
             w0, w1 = _eight(w, i), _eight(w, i + 256)
-            s += _dot8(w0, _eight(x, j))
-            t += _dot8(w1, _eight(x, j + 256))
+            s = _add_dot8(s, w0, _eight(x, j))
+            t = _add_dot8(t, w1, _eight(x, j + 256))
             i += 512
             j += 512
             k += 512
         if k < n:
-            s += _dot8(_eight(w, i), _eight(x, j))
+            s = _add_dot8(s, _eight(w, i), _eight(x, j))
         return lane_sum(s + t)
 
     return of_floats if w.dtype == types.float32 else of_halves
+
+
+@cuda.jit(device=True)
+def _four_row_dots(w, i, x, j, n):
+    """:func:`row_dot` of one stored row with four rows of x, each weight loaded once; adds in the same order."""
+    k = lane_id() * 8
+    i += k
+    j += k
+    s0, s1, s2, s3 = f32(0.0), f32(0.0), f32(0.0), f32(0.0)
+    t0, t1, t2, t3 = f32(0.0), f32(0.0), f32(0.0), f32(0.0)
+    while k + 256 < n:
+        _keep_rolled()
+        even, odd = _eight(w, i), _eight(w, i + 256)
+        s0 = _add_dot8(s0, even, _eight(x, j))
+        s1 = _add_dot8(s1, even, _eight(x, j + n))
+        s2 = _add_dot8(s2, even, _eight(x, j + 2 * n))
+        s3 = _add_dot8(s3, even, _eight(x, j + 3 * n))
+        t0 = _add_dot8(t0, odd, _eight(x, j + 256))
+        t1 = _add_dot8(t1, odd, _eight(x, j + n + 256))
+        t2 = _add_dot8(t2, odd, _eight(x, j + 2 * n + 256))
+        t3 = _add_dot8(t3, odd, _eight(x, j + 3 * n + 256))
+        i += 512
+        j += 512
+        k += 512
+    if k < n:
+        even = _eight(w, i)
+        s0 = _add_dot8(s0, even, _eight(x, j))
+        s1 = _add_dot8(s1, even, _eight(x, j + n))
+        s2 = _add_dot8(s2, even, _eight(x, j + 2 * n))
+        s3 = _add_dot8(s3, even, _eight(x, j + 3 * n))
+    return lane_sum(s0 + t0), lane_sum(s1 + t1), lane_sum(s2 + t2), lane_sum(s3 + t3)
+
+
+@define_by(words.row_dots)
+def _(w, i, x, j, rows, n, out, k):
+    # float32 weights take twice the registers, and leave none for four rows
+    fours = w.dtype != types.float32
+
+    def row_dots(w, i, x, j, rows, n, out, k):
+        t = i64(0)
+        while fours and t + 3 < rows:
+            y0, y1, y2, y3 = _four_row_dots(w, i, x, j + t * n, n)
+            if lane_id() == 0:
+                out[k + t] = y0
+                out[k + t + 1] = y1
+                out[k + t + 2] = y2
+                out[k + t + 3] = y3
+            t += 4
+        while t < rows:
+            y = row_dot(w, i, x, j + t * n, n)
+            if lane_id() == 0:
+                out[k + t] = y
+            t += 1
+
+    return row_dots
 
 
 @define_by(words.dot)
@@ -192,11 +267,11 @@ def _(a, i, b, j, n):
         while k + 8 < n:  # b is what comes from afar: four loads in flight
             _keep_rolled()
             b0, b1 = _eight(b, j + k), _eight(b, j + k + 8)
-            s += _dot8(_eight(a, i + k), b0)
-            s += _dot8(_eight(a, i + k + 8), b1)
+            s = _add_dot8(s, _eight(a, i + k), b0)
+            s = _add_dot8(s, _eight(a, i + k + 8), b1)
             k = opaque(k + 16)
         if k < n:
-            s += _dot8(_eight(a, i + k), _eight(b, j + k))
+            s = _add_dot8(s, _eight(a, i + k), _eight(b, j + k))
         return s
 
     return dot

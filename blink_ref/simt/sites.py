@@ -23,7 +23,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-WORDS = frozenset({"barrier", "warp_barrier", "lane_sum", "lane_max", "lane_broadcast", "lane_any", "row_dot"})
+WORDS = frozenset(
+    {"barrier", "warp_barrier", "lane_sum", "lane_max", "lane_broadcast", "lane_any", "row_dot", "row_dots"}
+)
 """Vocabulary words that several lanes must reach together."""
 
 READS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_ATTR", "LOAD_METHOD"})

@@ -263,6 +263,18 @@ def row_dot(w, i, x, j, n):
     return lane_sum(np.dot(part, x[j + lane : j + n : width]))
 
 
+def row_dots(w, i, x, j, rows, n, out, k):
+    """``out[k+t]`` = :func:`row_dot` of ``w[i:i+n]`` with ``x[j+t*n : j+(t+1)*n]``, for t < `rows`, by one warp.
+
+    A weight is loaded once for several rows; each result is bit for bit that of :func:`row_dot`. Lane 0
+    writes the results, and only lane 0 may read them without a barrier.
+    """
+    for t in range(rows):
+        y = row_dot(w, i, x, j + t * n, n)
+        if me().lane == 0:
+            out[k + t] = y
+
+
 def block_copy(out, k, a, i, n):
     """``out[k:k+n] = a[i:i+n]``, float32, by all lanes of the block; no barrier. All multiples of 4."""
     thread, threads = me().thread, me().block.threads
