@@ -1,7 +1,6 @@
 # ---
 # jupyter:
 #   jupytext:
-#     formats: py:percent,ipynb
 #     text_representation:
 #       extension: .py
 #       format_name: percent
@@ -874,12 +873,15 @@ print("undone:   ", answers(plain)[0][1])
 # this cell runs the good sum there; elsewhere it says what is missing.
 
 # %%
+import warnings
+
 from blink_ref.simt.launch import why_no_cuda
 
 if reason := why_no_cuda():
     print("No GPU here:", reason)
 else:
     x, out = np.arange(64, dtype=np.float32), np.zeros(1, np.float32)
+    warnings.simplefilter("ignore")  # numba says that one block cannot fill a GPU; so it is
     simt.launch(good_sum, 1, 64, x, out, target="cuda")
     print("0 + 1 + ... + 63 =", out[0], "on the GPU")
 
