@@ -144,11 +144,11 @@ def attend(block, plan, rows, layer, model, cache, q, attended):
     scores = totals + warps() + ((-2 * i64(warps())) & 3)
     item = i64(block.id)
     while item < rows * heads:
-        row, head = divide(item, heads)
+        head, row = divide(item, rows)  # rows of one head follow each other: what they read is still in the cache
         kv_head, _ = divide(head, group)
         slot, length = plan.slot[row], i64(plan.position[row]) + 1
         barrier()  # the item before is finished with the arena
-        block_copy(shared, query, q, item * d, d)
+        block_copy(shared, query, q, (row * heads + head) * d, d)
         end = d * warps()
         i = i64(thread_id())
         while i < end:
@@ -168,7 +168,8 @@ def attend(block, plan, rows, layer, model, cache, q, attended):
                 sums + d * warp_id(),
                 d,
                 n,
-                cache,
+                cache.keys,
+                cache.values,
                 at,
                 maximum,
                 total,
@@ -178,12 +179,12 @@ def attend(block, plan, rows, layer, model, cache, q, attended):
             shared[maxima + warp_id()] = maximum
             shared[totals + warp_id()] = total
         barrier()
-        combine(shared, sums, maxima, totals, d, attended, item * d)
+        combine(shared, sums, maxima, totals, d, attended, (row * heads + head) * d)
         item += block.blocks
 
 
 @device
-def attend_page(shared, query, scores, sums, d, n, cache, at, maximum, total):
+def attend_page(shared, query, scores, sums, d, n, keys, values, at, maximum, total):
     """One warp takes n positions of a page into its running softmax: returns the new maximum and total.
 
     ``shared[sums:sums+d]`` is the sum of values weighted by exp(score - maximum), rescaled as the
@@ -193,7 +194,7 @@ def attend_page(shared, query, scores, sums, d, n, cache, at, maximum, total):
     highest = NOTHING
     j = i64(lane_id())
     while j < n:
-        score = dot(shared, query, cache.keys, at + j * d, d) * scale
+        score = dot(shared, query, keys, at + j * d, d) * scale
         shared[scores + j] = score
         highest = max(highest, score)
         j += warp_width()
@@ -211,7 +212,7 @@ def attend_page(shared, query, scores, sums, d, n, cache, at, maximum, total):
         shared[sums + i] *= shrink
         i += warp_width()
     warp_barrier()
-    row_mix(shared, scores, n, cache.values, at, d, shared, sums)
+    row_mix(shared, scores, n, values, at, d, shared, sums)
     warp_barrier()
     return highest, total * shrink + lane_sum(part)
 

@@ -4,7 +4,6 @@ The inner loops are written as LLVM vectors with a fixed number of accumulators,
 in the same order whatever the machine's vector width; LLVM splits the vectors to fit.
 """
 
-import math
 import platform
 import time
 from typing import Any
@@ -63,9 +62,38 @@ overload(words.lane_broadcast, target="cpu", strict=False)(lambda x, source: lam
 overload(words.opaque, target="cpu", strict=False)(lambda x: lambda x: x)
 
 
-@overload(words.exp, target="cpu", strict=False)
-def _(x):
-    return lambda x: words.f32(math.exp(x))
+@_define(words.exp)
+def _(typing_context, x):
+    """Inline, so that loops with it vectorise: 2**n times a polynomial on [-ln 2 / 2, ln 2 / 2].
+
+    The polynomial and the split of ln 2 are those of expf in Cephes (Moshier).
+    """
+
+    def codegen(context, builder, signature, args):
+        def number(value):
+            return ir.Constant(F32, value)
+
+        (x,) = args
+        low, high = number(-104.0), number(89.0)  # beyond them the result is 0, or inf
+        x = builder.select(builder.fcmp_ordered("<", x, low), low, x)
+        x = builder.select(builder.fcmp_ordered(">", x, high), high, x)
+        rounded = builder.module.declare_intrinsic("llvm.rint", [F32])
+        n = builder.call(rounded, [builder.fmul(x, number(1.44269504088896341))])
+        r = _multiply_add(builder, n, number(-0.693359375), x)
+        r = _multiply_add(builder, n, number(2.12194440e-4), r)
+        p = number(1.9875691500e-4)
+        for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+            p = _multiply_add(builder, p, r, number(c))
+        p = builder.fadd(_multiply_add(builder, builder.fmul(r, r), p, r), number(1.0))
+        # 2**n in two halves: n may reach 128, and for numbers near 0 go below -126
+        n = builder.fptosi(n, I32)
+        half = builder.ashr(n, ir.Constant(I32, 1))
+        for part in (half, builder.sub(n, half)):
+            bits = builder.shl(builder.add(part, ir.Constant(I32, 127)), ir.Constant(I32, 23))
+            p = builder.fmul(p, builder.bitcast(bits, F32))
+        return builder.select(builder.fcmp_unordered("uno", x, x), x, p)
+
+    return types.float32(types.float32), codegen
 
 
 @overload(words.block_copy, target="cpu", strict=False)
@@ -212,7 +240,7 @@ def _load_floats(builder, pointer, offset, lanes, dtype):
 
 def _multiply_add(builder, a, b, c):
     kind = ir.FunctionType(a.type, [a.type] * 3)
-    name = f"llvm.fmuladd.v{a.type.count}f32"
+    name = f"llvm.fmuladd.v{a.type.count}f32" if isinstance(a.type, ir.VectorType) else "llvm.fmuladd.f32"
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [a, b, c])
 
 
@@ -340,31 +368,47 @@ def _(typing_context, w, i, x, j, rows, n, out, k):
 
 @_define(words.row_mix)
 def _(typing_context, weight, i, n, rows, j, width, out, k):
-    lanes = 8
-
     def codegen(context, builder, signature, args):
         at = {m: index_argument(context, builder, signature, args, m) for m in (1, 2, 4, 5, 7)}
+        count, columns = at[2], at[5]
         weights = element_pointer(context, builder, weight, args[0], at[1])
         values = element_pointer(context, builder, rows, args[3], at[4])
         target = element_pointer(context, builder, out, args[6], at[7])
 
-        def columns(c):
-            old = _load_floats(builder, target, c, lanes, types.float32)
-            total = cgutils.alloca_once_value(builder, old)
+        def some(vectors, lanes):
+            """A body for `vectors` vectors of columns: their sums stay in registers while the rows go by."""
 
-            def row(p):
-                share = builder.load(builder.gep(weights, [p]))
-                vector = ir.Constant(ir.VectorType(F32, lanes), ir.Undefined)
-                for lane in range(lanes):
-                    vector = builder.insert_element(vector, share, ir.Constant(I32, lane))
-                x = _load_floats(builder, values, builder.add(builder.mul(p, at[5]), c), lanes, types.float32)
-                builder.store(_multiply_add(builder, x, vector, builder.load(total)), total)
+            def body(first):
+                starts = [builder.add(first, ir.Constant(I64, v * lanes)) for v in range(vectors)]
+                sums = [
+                    cgutils.alloca_once_value(builder, _load_floats(builder, target, c, lanes, types.float32))
+                    for c in starts
+                ]
 
-            _strip(builder, ir.Constant(I64, 0), at[2], 1, row)
-            place = builder.bitcast(builder.gep(target, [c]), ir.VectorType(F32, lanes).as_pointer())
-            builder.store(builder.load(total), place, align=4)
+                def row(p):
+                    share = _spread(builder, builder.load(builder.gep(weights, [p])), lanes)
+                    begin = builder.mul(p, columns)
+                    for c, total in zip(starts, sums, strict=True):
+                        x = _load_floats(builder, values, builder.add(begin, c), lanes, types.float32)
+                        builder.store(_multiply_add(builder, x, share, builder.load(total)), total)
 
-        _strip(builder, ir.Constant(I64, 0), at[5], lanes, columns)
+                _strip(builder, ir.Constant(I64, 0), count, 1, row)
+                for c, total in zip(starts, sums, strict=True):
+                    place = builder.bitcast(builder.gep(target, [c]), ir.VectorType(F32, lanes).as_pointer())
+                    builder.store(builder.load(total), place, align=4)
+
+            return body
+
+        c = _strip(builder, ir.Constant(I64, 0), columns, 4 * WIDE, some(4, WIDE))
+        c = _strip(builder, c, columns, WIDE, some(1, WIDE))
+        _strip(builder, c, columns, WIDE // 2, some(1, WIDE // 2))
         return context.get_dummy_value()
 
     return types.none(weight, i, n, rows, j, width, out, k), codegen
+
+
+def _spread(builder, number, lanes):
+    """A vector with the number in every lane."""
+    undefined = ir.Constant(ir.VectorType(F32, lanes), ir.Undefined)
+    first = builder.insert_element(undefined, number, ir.Constant(I32, 0))
+    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
