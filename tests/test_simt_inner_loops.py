@@ -25,6 +25,7 @@ from blink_ref.simt.vocabulary import (
     lane_id,
     row_dot,
     row_dots,
+    row_dots_of_two,
     row_mix,
     thread_id,
     warp_id,
@@ -168,6 +169,29 @@ def test_row_dots_of_any_number_of_rows_are_bit_for_bit_those_of_row_dot(target,
         launch(one_by_one_and_together, 1, lanes, w, x, rows, n, single, together, target=target)
         np.testing.assert_array_equal(together[1:-1].view(np.uint32), single.view(np.uint32))
         assert np.isnan(together[[0, -1]]).all()
+
+
+@device
+def two_together(block, w, x, rows, n, first, second, out):
+    """The first warp makes the dot products of two stored rows, one after the other and as two."""
+    if warp_id() == 0:
+        row_dots(w, i64(0), x, i64(0), rows, n, first, i64(0))
+        row_dots(w, n, x, i64(0), rows, n, second, i64(0))
+        row_dots_of_two(w, i64(0), n, x, i64(0), rows, n, out, i64(1), i64(rows + 1))
+
+
+@pytest.mark.parametrize("dtype", WEIGHTS)
+def test_row_dots_of_two_stored_rows_are_bit_for_bit_those_of_each(target, lanes, dtype):
+    for rows, n in ((1, 8), (3, 576), (4, 72), (9, 264)):
+        values = random_rows([n] * (rows + 2), seed=rows)
+        w, x = aligned(2 * n, dtype), aligned(rows * n, np.float32)
+        w[:] = stored(np.concatenate(values[:2]), dtype)
+        x[:] = np.concatenate(values[2:])
+        first, second, out = (np.full(size, np.nan, np.float32) for size in (rows, rows, 2 * rows + 2))
+        launch(two_together, 1, lanes, w, x, rows, n, first, second, out, target=target)
+        alone = np.concatenate([first, second])
+        np.testing.assert_array_equal(out[1:-1].view(np.uint32), alone.view(np.uint32))
+        assert np.isnan(out[[0, -1]]).all()
 
 
 @device

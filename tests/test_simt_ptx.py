@@ -47,6 +47,7 @@ from blink_ref.simt.vocabulary import (
     relax,
     row_dot,
     row_dots,
+    row_dots_of_two,
     row_mix,
     store_release,
     thread_id,
@@ -92,6 +93,7 @@ def use_every_word(block, floats, halves, stored, words, longs):
     floats[i] += row_dot(halves, q, floats, r, i64(64)) + dot(floats, q, floats, r, i64(64))
     row_dots(stored, q, floats, r, i64(5), i64(64), floats, r)
     row_dots(floats, q, floats, r, i64(5), i64(64), floats, r)
+    row_dots_of_two(stored, q, r, floats, r, i64(5), i64(64), floats, r, q)
     row_mix(floats, q, i64(8), floats, r, i64(64), floats, i)
     block_copy(floats, q, floats, r, i64(64))
     block_scale(block.shared, q, floats, r, f32(2.0), floats, i, i64(64))

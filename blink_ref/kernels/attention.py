@@ -25,7 +25,7 @@ from ..simt.vocabulary import (
     lane_max,
     lane_sum,
     opaque,
-    row_dots,
+    row_dots_of_two,
     row_mix,
     thread_id,
     warp_barrier,
@@ -81,8 +81,8 @@ def project(block, plan, rows, layer, model, cache, x, q):
         for pair in range(first, end):
             head, i = divide(pair, half)
             at = head_start(model, layer, head) + i * width
-            row_dots(weights, at, block.shared, staged_at(), n, width, block.shared, result_at(0))
-            row_dots(weights, at + half * width, block.shared, staged_at(), n, width, block.shared, result_at(1))
+            b_at, shared = at + half * width, block.shared
+            row_dots_of_two(weights, at, b_at, shared, staged_at(), n, width, shared, result_at(0), result_at(1))
             if lane_id() == 0:
                 for t in range(n):
                     a, b = block.shared[result_at(0) + t], block.shared[result_at(1) + t]

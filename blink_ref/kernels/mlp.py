@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..simt import device, first_of_share, grid_warp, grid_warps
-from ..simt.vocabulary import barrier, exp, f32, i64, lane_id, opaque, row_dots
+from ..simt.vocabulary import barrier, exp, f32, i64, lane_id, opaque, row_dots_of_two
 from .rmsnorm import rmsnorm
 from .staging import result_at, rows_at_once, staged_at
 from .tensors import GATE, UP
@@ -40,8 +40,8 @@ def gate_up(block, rows, layer, model, x, gated):
             rmsnorm(block, x, (t0 + t) * width, model.norm, (2 * layer + 1) * width, width, model.eps, t)
         barrier()
         for r in range(first, end):
-            row_dots(weights, gate + r * width, block.shared, staged_at(), n, width, block.shared, result_at(0))
-            row_dots(weights, up + r * width, block.shared, staged_at(), n, width, block.shared, result_at(1))
+            g_at, u_at, shared = gate + r * width, up + r * width, block.shared
+            row_dots_of_two(weights, g_at, u_at, shared, staged_at(), n, width, shared, result_at(0), result_at(1))
             if lane_id() == 0:
                 for t in range(n):
                     g, u = block.shared[result_at(0) + t], block.shared[result_at(1) + t]

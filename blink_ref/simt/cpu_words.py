@@ -281,31 +281,34 @@ def _rows_together():
     return 4 if llvm.get_host_cpu_features().get("avx512f") else 2
 
 
-def _dots(builder, left, dtype, rights, n):
-    """Dot products of the stored row at `left` with the float32 rows at `rights`; each weight is widened once."""
+def _dots(builder, lefts, dtype, rights, n):
+    """Dot products of each stored row in `lefts` with each float32 row in `rights`, a list for each left one."""
     vector, narrow = ir.VectorType(F32, WIDE), ir.VectorType(F32, WIDE // 2)
 
-    def zero(kind):
-        return cgutils.alloca_once_value(builder, ir.Constant(kind, [0.0] * kind.count))
+    def zeros(kind):
+        zero = ir.Constant(kind, [0.0] * kind.count)
+        return [[cgutils.alloca_once_value(builder, zero) for _ in rights] for _ in lefts]
 
-    sums = [[zero(vector) for _ in range(CHAINS)] for _ in rights]
-    rests = [zero(narrow) for _ in rights]
+    chains, rests = [zeros(vector) for _ in range(CHAINS)], zeros(narrow)
 
     def accumulate(k, totals, lanes):
-        x = _load_floats(builder, left, k, lanes, dtype)
-        for right, total in zip(rights, totals, strict=True):
-            y = _load_floats(builder, right, k, lanes, types.float32)
-            builder.store(_multiply_add(builder, x, y, builder.load(total)), total)
+        ys = [_load_floats(builder, right, k, lanes, types.float32) for right in rights]
+        for left, row in zip(lefts, totals, strict=True):
+            x = _load_floats(builder, left, k, lanes, dtype)
+            for y, total in zip(ys, row, strict=True):
+                builder.store(_multiply_add(builder, x, y, builder.load(total)), total)
 
     def stride(k):
         for chain in range(CHAINS):
-            at = builder.add(k, ir.Constant(I64, chain * WIDE))
-            accumulate(at, [row[chain] for row in sums], WIDE)
+            accumulate(builder.add(k, ir.Constant(I64, chain * WIDE)), chains[chain], WIDE)
 
     k = _strip(builder, ir.Constant(I64, 0), n, WIDE * CHAINS, stride)
-    k = _strip(builder, k, n, WIDE, lambda k: accumulate(k, [row[0] for row in sums], WIDE))
+    k = _strip(builder, k, n, WIDE, lambda k: accumulate(k, chains[0], WIDE))
     _strip(builder, k, n, WIDE // 2, lambda k: accumulate(k, rests, WIDE // 2))
-    return [_add_up(builder, row, rest) for row, rest in zip(sums, rests, strict=True)]
+    return [
+        [_add_up(builder, [chain[a][b] for chain in chains], rests[a][b]) for b in range(len(rights))]
+        for a in range(len(lefts))
+    ]
 
 
 def _add_up(builder, chains, rest):
@@ -328,7 +331,7 @@ def _dot(typing_context, a, i, b, j, n):
         at = [index_argument(context, builder, signature, args, k) for k in (1, 3, 4)]
         left = element_pointer(context, builder, a, args[0], at[0])
         right = element_pointer(context, builder, b, args[2], at[1])
-        return _dots(builder, left, a.dtype, [right], at[2])[0]
+        return _dots(builder, [left], a.dtype, [right], at[2])[0][0]
 
     return types.float32(a, i, b, j, n), codegen
 
@@ -337,33 +340,54 @@ _define(words.dot)(_dot)
 _define(words.row_dot)(_dot)
 
 
+def _tiles(builder, lefts, dtype, right, count, n, targets):
+    """Dot products of each of `lefts` with `count` rows from `right` on, stored from each of `targets` on."""
+
+    def some(rows_now):
+        def body(t):
+            first = builder.gep(right, [builder.mul(t, n)])
+            rights = [builder.gep(first, [builder.mul(ir.Constant(I64, r), n)]) for r in range(rows_now)]
+            for target, values in zip(targets, _dots(builder, lefts, dtype, rights, n), strict=True):
+                for r, value in enumerate(values):
+                    builder.store(value, builder.gep(target, [builder.add(t, ir.Constant(I64, r))]))
+
+        return body
+
+    together = _rows_together()
+    t = _strip(builder, ir.Constant(I64, 0), count, together, some(together))
+    _strip(builder, t, count, 1, some(1))
+
+
 @_define(words.row_dots)
 def _(typing_context, w, i, x, j, rows, n, out, k):
     if not (is_vector(w) and is_vector(x) and x.dtype == types.float32):
         return None
-    together = _rows_together()
 
     def codegen(context, builder, signature, args):
         at = {m: index_argument(context, builder, signature, args, m) for m in (1, 3, 4, 5, 7)}
-        count, n = at[4], at[5]
         left = element_pointer(context, builder, w, args[0], at[1])
         right = element_pointer(context, builder, x, args[2], at[3])
         target = element_pointer(context, builder, out, args[6], at[7])
-
-        def some(rows_now):
-            def body(t):
-                first = builder.gep(right, [builder.mul(t, n)])
-                rights = [builder.gep(first, [builder.mul(ir.Constant(I64, r), n)]) for r in range(rows_now)]
-                for r, value in enumerate(_dots(builder, left, w.dtype, rights, n)):
-                    builder.store(value, builder.gep(target, [builder.add(t, ir.Constant(I64, r))]))
-
-            return body
-
-        t = _strip(builder, ir.Constant(I64, 0), count, together, some(together))
-        _strip(builder, t, count, 1, some(1))
+        _tiles(builder, [left], w.dtype, right, at[4], at[5], [target])
         return context.get_dummy_value()
 
     return types.none(w, i, x, j, rows, n, out, k), codegen
+
+
+@_define(words.row_dots_of_two)
+def _(typing_context, w, i, i2, x, j, rows, n, out, k, k2):
+    if not (is_vector(w) and is_vector(x) and x.dtype == types.float32):
+        return None
+
+    def codegen(context, builder, signature, args):
+        at = {m: index_argument(context, builder, signature, args, m) for m in (1, 2, 4, 5, 6, 8, 9)}
+        lefts = [element_pointer(context, builder, w, args[0], at[m]) for m in (1, 2)]
+        right = element_pointer(context, builder, x, args[3], at[4])
+        targets = [element_pointer(context, builder, out, args[7], at[m]) for m in (8, 9)]
+        _tiles(builder, lefts, w.dtype, right, at[5], at[6], targets)
+        return context.get_dummy_value()
+
+    return types.none(w, i, i2, x, j, rows, n, out, k, k2), codegen
 
 
 @_define(words.row_mix)

@@ -8,7 +8,7 @@ from . import vocabulary as words
 from .cuda_words import access, define, define_by, define_text
 from .lowering import F32, I16, I32, I64, asm, index_argument, is_vector
 from .numba_cuda import cuda
-from .vocabulary import FULL_WARP, block_threads, f32, i64, lane_id, lane_sum, opaque, row_dot, thread_id
+from .vocabulary import FULL_WARP, block_threads, f32, i64, lane_id, lane_sum, opaque, row_dot, row_dots, thread_id
 
 
 def _keep_rolled():
@@ -258,6 +258,15 @@ def _(w, i, x, j, rows, n, out, k):
             t += 1
 
     return row_dots
+
+
+@define_by(words.row_dots_of_two)
+def _(w, i, i2, x, j, rows, n, out, k, k2):
+    def row_dots_of_two(w, i, i2, x, j, rows, n, out, k, k2):
+        row_dots(w, i, x, j, rows, n, out, k)
+        row_dots(w, i2, x, j, rows, n, out, k2)
+
+    return row_dots_of_two
 
 
 @define_by(words.dot)

@@ -24,7 +24,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 WORDS = frozenset(
-    {"barrier", "warp_barrier", "lane_sum", "lane_max", "lane_broadcast", "lane_any", "row_dot", "row_dots"}
+    {"barrier", "warp_barrier", "lane_sum", "lane_max", "lane_broadcast", "lane_any"}
+    | {"row_dot", "row_dots", "row_dots_of_two"}
 )
 """Vocabulary words that several lanes must reach together."""
 

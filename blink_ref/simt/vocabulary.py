@@ -275,6 +275,15 @@ def row_dots(w, i, x, j, rows, n, out, k):
             out[k + t] = y
 
 
+def row_dots_of_two(w, i, i2, x, j, rows, n, out, k, k2):
+    """:func:`row_dots` of the stored row at i into ``out[k:]``, and of the one at i2 into ``out[k2:]``.
+
+    A CPU loads the rows of x, which outnumber the weights, once for both.
+    """
+    row_dots(w, i, x, j, rows, n, out, k)
+    row_dots(w, i2, x, j, rows, n, out, k2)
+
+
 def block_copy(out, k, a, i, n):
     """``out[k:k+n] = a[i:i+n]``, float32, by all lanes of the block; no barrier. All multiples of 4."""
     thread, threads = me().thread, me().block.threads
