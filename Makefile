@@ -29,7 +29,7 @@ COMPARE = --benchmark-columns=min,median,rounds --benchmark-group-by=fullname --
 
 kept = test -f "$(1)" || { echo "there is no stored run of this kind of machine ($(1)): make $(2) stores one"; exit 1; }
 
-.PHONY: demo test test-cuda bench bench-compare bench-cuda bench-cuda-compare lint clean
+.PHONY: demo test test-cuda bench bench-compare bench-cuda bench-cuda-compare notebook lint clean
 
 demo: $(VENV:%=%/.for-use)
 	@$(RUN) -m blink_ref generate --watch --chat --max-tokens 160 "Explain in three sentences why the sky is blue."
@@ -62,6 +62,10 @@ bench-cuda-compare: $(VENV:%=%/.for-development)
 	@$(call kept,$(CUDA_RESULTS),bench-cuda)
 	$(RUN) -m pytest -q -m cuda bench $(COMPARE)="$(CUDA_RESULTS)"
 
+notebook: $(VENV:%=%/.for-notebooks)
+	$(RUN) -m jupytext --to ipynb notebooks/a_tokens_journey.py
+	@echo "now: $(RUN) -m jupyter lab notebooks/a_tokens_journey.ipynb"
+
 lint: $(VENV:%=%/.for-development)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -76,6 +80,11 @@ $(VENV)/bin/python:
 $(VENV)/.for-use: pyproject.toml | $(VENV)/bin/python
 	@echo "setting up $(VENV)"
 	@$(VENV)/bin/python -m pip install -q --disable-pip-version-check -e '.[serve$(CUDA)]'
+	@touch $@
+
+$(VENV)/.for-notebooks: pyproject.toml | $(VENV)/bin/python
+	@echo "setting up $(VENV) for notebooks"
+	@$(VENV)/bin/python -m pip install -q --disable-pip-version-check -e '.[notebooks$(CUDA)]'
 	@touch $@
 
 $(VENV)/.for-development: pyproject.toml | $(VENV)/bin/python

@@ -17,7 +17,7 @@ from blink_ref.model.weights import Weights
 
 from . import peers
 
-INSTALL = "install the peers: pip install xllamacpp torch transformers"
+INSTALL = "install the peers: pip install 'blink-ref[peers]'"
 pytest.importorskip("xllamacpp", reason=INSTALL)
 pytest.importorskip("torch", reason=INSTALL)
 pytest.importorskip("transformers", reason=INSTALL)
