@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -214,3 +215,17 @@ def test_a_gpu_with_a_fault_is_a_warning_that_names_it(card, changes, name, word
 def test_a_row_that_nvidia_smi_cannot_fill_in_is_no_crash(card):
     assert card(row="NVIDIA GB10, 12.1, 580.95, [N/A], [N/A]\n")["GPU"].level == OK
     assert card(row="No devices were found\n")["GPU"].level == NOTE
+
+
+def test_a_checkout_that_is_not_installed_asks_for_the_same(monkeypatch):
+    installed = software.asked()
+
+    def nothing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(software.metadata, "metadata", nothing)
+    wanted, wishes = software.asked()
+    assert sorted(wanted.split(",")) == sorted(installed[0].split(","))
+    names = {extra: sorted(re.split(r"[\[=<>]", wish)[0] for wish in some) for extra, some in wishes.items()}
+    assert names["serve"] == ["starlette", "uvicorn"]
+    assert {"numba", "numpy"} <= set(names[""])

@@ -2,8 +2,10 @@
 
 import platform
 import re
+import tomllib
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 
 from .finding import FAILURE, OK, WARNING, Finding
 
@@ -12,7 +14,7 @@ US = "blink-ref"
 
 def python() -> Iterator[Finding]:
     """This interpreter's version."""
-    version, wanted = platform.python_version(), metadata.metadata(US)["Requires-Python"]
+    version, wanted = platform.python_version(), asked()[0]
     if satisfies(version, wanted):
         yield Finding("Python", OK, version)
     else:
@@ -42,10 +44,7 @@ def http() -> Iterator[Finding]:
 def lacks(extra: str) -> list[str]:
     """Which of the packages of an extra ('' = the plain install) are missing or of another version."""
     lacking = []
-    for line in metadata.requires(US) or []:
-        wish, _, marker = line.partition(";")
-        if (extra and f'extra == "{extra}"' not in marker.replace("'", '"')) or (not extra and marker):
-            continue
+    for wish in asked()[1].get(extra, []):
         name, wanted = re.match(r"([\w.-]+)(?:\[.*?\])?\s*(.*)", wish.strip()).groups()  # type: ignore[union-attr]
         try:
             have = metadata.version(name)
@@ -55,6 +54,27 @@ def lacks(extra: str) -> list[str]:
         if not satisfies(have, wanted):
             lacking.append(f"{name} is {have}, not {wanted}")
     return lacking
+
+
+def asked() -> tuple[str, dict[str, list[str]]]:
+    """What blink-ref asks for: a range of Python versions, and for each extra ('' = the plain install) its wishes.
+
+    From the installed package's metadata; in a checkout that is not installed, from its pyproject.toml.
+    """
+    try:
+        wanted = metadata.metadata(US)["Requires-Python"]
+        lines = metadata.requires(US) or []
+    except metadata.PackageNotFoundError:
+        file = Path(__file__).parents[2] / "pyproject.toml"
+        project = tomllib.loads(file.read_text())["project"]
+        return project["requires-python"], {"": project["dependencies"], **project["optional-dependencies"]}
+    wishes: dict[str, list[str]] = {}
+    for line in lines:
+        wish, _, marker = line.partition(";")
+        extra = re.search(r"""extra == ['"](.*?)['"]""", marker)
+        if extra or not marker:
+            wishes.setdefault(extra.group(1) if extra else "", []).append(wish.strip())
+    return wanted, wishes
 
 
 def satisfies(version: str, wanted: str) -> bool:
