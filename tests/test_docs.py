@@ -1,6 +1,7 @@
 """What the README and the docs show, works."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = [block for page in PAGES for block in re.findall(r"```\n(.*?)```", page.read_text(), re.S)]
+COMMANDS = [
+    shlex.split(line, comments=True)[1:]
+    for block in BLOCKS
+    for line in block.splitlines()
+    if line.startswith("blink-ref ")
+]
+TARGETS = re.findall(r"^(?:.* && )?make ([\w-]+)", "\n".join(BLOCKS), re.M)
 PYTHON = [
     pytest.param(block, id=f"{page.name}-{n}")
     for page in PAGES
@@ -22,6 +31,31 @@ def test_python_blocks_run(block, tmp_path):
     script.write_text(block)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c[0] != "serve"], ids=" ".join)
+def test_commands_run_here_with_the_smallest_model_and_few_tokens(command):
+    quick = ["--model", "tiny", "--max-tokens", "4", "--target", "cpu"] if command[0] == "generate" else []
+    words = [sys.executable, "-m", "blink_ref", *command, *quick]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c[0] == "serve"], ids=" ".join)
+def test_a_server_that_is_shown_serves(command):
+    command = [*command[: command.index("--port")], "--port", "0", "--model", "tiny", "--target", "cpu", "--json"]
+    words = [sys.executable, "-m", "blink_ref", *command]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+        assert '"url"' in server.stdout.readline()
+        server.terminate()
+
+
+def test_make_targets_that_are_shown_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    assert {"demo", "test"} <= set(TARGETS)
+    for target in TARGETS:
+        assert re.search(rf"^{target}:", makefile, re.M), f"there is no make {target}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
