@@ -194,6 +194,11 @@ def test_a_good_gpu_has_only_good_findings_and_makes_cuda_the_first_target(card)
     assert report.targets(list(findings.values()))[0] == "cuda"
 
 
+def test_a_gpu_serves_without_the_package_of_the_assembler(card):
+    findings = card(lacking=["nvidia-cuda-nvcc is not installed"])
+    assert report.targets(list(findings.values()))[0] == "cuda"
+
+
 @pytest.mark.parametrize(
     ("changes", "name", "words"),
     [

@@ -38,7 +38,8 @@ def gpu() -> Iterator[Finding]:
         return
     yield Finding("GPU", OK, found)
     major = int(cuda_version().partition(".")[0])
-    if lacking := lacks(f"cuda{major}"):
+    # the assembler's package is not needed to serve; ptxas() tells of it
+    if lacking := [wish for wish in lacks(f"cuda{major}") if not wish.startswith("nvidia-cuda-nvcc")]:
         yield Finding("CUDA packages", WARNING, "; ".join(lacking), f"pip install 'blink-ref[cuda{major}]'")
         return
     yield from _driver(card, major)
