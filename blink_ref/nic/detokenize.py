@@ -45,7 +45,9 @@ class Detokenizer:
         self._broken = self._broken + 1 if text.endswith(UNKNOWN) else 0
         piece = text[self._sent : len(text) - self._uncertain()]
         self._sent += len(piece)
-        if len(self._window) >= 2 * KEEP:
+        # Not within a character: byte fallback then shows all of a run as U+FFFD, and windows that begin
+        # in step and out of step look the same.
+        if len(self._window) >= 2 * KEEP and not 0 < self._broken <= LONGEST_INCOMPLETE:
             self._shorten()
         return piece
 
@@ -70,5 +72,7 @@ class Detokenizer:
         window = self._window[-KEEP:]
         text = self._tokenizer.decode(window)
         sent = len(text) - (len(self._text) - self._sent)
-        if sent > LONGEST_INCOMPLETE and self._text.endswith(text[LONGEST_INCOMPLETE:]):
+        # characters at the start that a window out of step with its first token may show otherwise
+        start = 0 if self._text.endswith(text) else LONGEST_INCOMPLETE
+        if sent >= start and self._text.endswith(text[start:]):
             self._window, self._text, self._sent = window, text, sent
