@@ -29,18 +29,21 @@
 # %% [markdown]
 # ## 0. Installing
 #
-# Nothing happens here if blink_ref is installed already. On Colab, put the address of the repository that this
-# notebook came from into `SOURCE`. On a machine with an NVIDIA GPU the cell also installs the CUDA target, of the
+# Nothing happens here if blink_ref is installed already; in a checkout it is installed from there. On Colab, set
+# `BLINK_REF_SOURCE` to the address of the repository that this notebook came from. On a machine with an NVIDIA GPU
+# the cell also installs the CUDA target, of the
 # version that the driver speaks.
 
 # %%
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
-SOURCE = "git+https://github.com/OWNER/blink_ref"
+SOURCE = os.environ.get("BLINK_REF_SOURCE", "")  # where there is no checkout around: git+https://..., or a wheel
 
 if importlib.util.find_spec("blink_ref") is None:
     extra = ""
@@ -48,7 +51,13 @@ if importlib.util.find_spec("blink_ref") is None:
         said = subprocess.run("nvidia-smi", capture_output=True, text=True).stdout
         if version := re.search(r"CUDA Version: (1[23])", said):
             extra = f"[cuda{version[1]}]"
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", f"blink-ref{extra} @ {SOURCE}"], check=True)
+    checkout = Path.cwd().parent
+    if not SOURCE and not (checkout / "blink_ref").is_dir():
+        raise SystemExit(
+            "open this notebook in a checkout's folder notebooks/, or set BLINK_REF_SOURCE to its address"
+        )
+    source = SOURCE or checkout.as_uri()
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", f"blink-ref{extra} @ {source}"], check=True)
 
 # %% [markdown]
 # ## 1. Three parties and a window
