@@ -36,9 +36,8 @@ class Answer:
 
     @property
     def tpot(self) -> float | None:
-        """Seconds per token after the first; None where there is no second token."""
-        n = len(self.token_ids)
-        return (self.last - self.first) / (n - 1) if n > 1 else None
+        """Seconds per token after the first; None where all came at once, between two looks at the outbox."""
+        return (self.last - self.first) / (len(self.token_ids) - 1) if self.last > self.first else None
 
 
 def run(args: argparse.Namespace) -> int:
