@@ -34,6 +34,43 @@ class Model(NamedTuple):
     """float32: added to the mean square in RMSNorm"""
 
 
+class Sampling(NamedTuple):
+    """How each slot's tokens are drawn; arrays over slots. Parameters that are off are 0."""
+
+    temperature: Any
+    """float32: 0 = greedy"""
+    seed: Any
+    """uint64"""
+    filtered: Any
+    """int32: 1 = something below is on, so the draw is not of the plain logits"""
+    top_k: Any
+    """int32: only so many of the likeliest tokens, and what is as likely as the last of them"""
+    top_p: Any
+    """float32: only the likeliest whose probabilities reach it"""
+    min_p: Any
+    """float32: only those at least so likely as the likeliest times it"""
+    repetition: Any
+    """float32: divides positive logits of the tokens known, and multiplies negative ones"""
+    presence: Any
+    """float32: taken from the logit of a token that the answer has"""
+    frequency: Any
+    """float32: taken from it for each time that the answer has it"""
+    min_tokens: Any
+    """int32: no end token and no stop token before the answer has so many"""
+    stops: Any
+    """int32: how many of `stop` there are"""
+    stop: Any
+    """int32 [slots, MOST_STOPS]: tokens that end the answer"""
+    biases: Any
+    """int32: how many of `bias` there are"""
+    bias_token: Any
+    """int32 [slots, MOST_BIASES]"""
+    bias: Any
+    """float32 [slots, MOST_BIASES]: added to the token's logit"""
+    logprobs: Any
+    """int32: 0 = none, 1 + n = of the token drawn and of the n likeliest"""
+
+
 class Activations(NamedTuple):
     """One step's intermediate results, float32, flat; row t of a step starts at t * width."""
 
@@ -47,3 +84,11 @@ class Activations(NamedTuple):
     """[T, F]: silu(gate) * up"""
     logits: Any
     """[S, vocab], for the rows that want a sample"""
+    adjusted: Any
+    """[S, vocab]: logits after penalties and biases, of the samples that have filters"""
+    counts: Any
+    """int32 [S, vocab]: how often the answer has a token, and 1 << 16 if the prompt has it; 0 between steps"""
+    chosen_logprob: Any
+    """[S, 1 + MOST_LOGPROBS]: of the token drawn, then of the likeliest, in order"""
+    likely: Any
+    """int32 [S, MOST_LOGPROBS]: the ids of the likeliest, in order; ties to the smaller id"""

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from blink_ref.ring.layout import (
+    BEAT_WAITING,
+    CACHED,
     HISTORY,
     PHASES,
     STEP_DECODE,
@@ -44,7 +46,7 @@ class Sight(NamedTuple):
     state: np.ndarray
     """u32 [slots]: ring.layout.STATES"""
     page_slot: np.ndarray
-    """int64 [pages]: the slot that owns a page, -1 = free"""
+    """int64 [pages]: the slot that owns a page, -1 = free, -2 = cached: kept for those who begin with its tokens"""
     page_filled: np.ndarray
     """bool [pages]: whether the page holds a position yet"""
     steps: list[Step]
@@ -72,11 +74,12 @@ def look(window: Window) -> Sight:
     """Copy what the window shows now."""
     gpu = window.gpu
     owner, position = gpu["owner"].astype(np.int64), gpu["position"].astype(np.int64)
-    owned = owner > 0
-    slot = np.where(owned, owner >> 16, -1)
+    owned = (owner > 0) & (owner != CACHED)
+    slot = np.where(owned, owner >> 16, np.where(owner == CACHED, -2, -1))
     begins = ((owner & 0xFFFF) - 1) * window.layout.page_size
     filled = owned & (begins < position[slot])
-    return Sight(gpu["state"].copy(), slot, filled, _steps(gpu["history"]), int(gpu["heartbeat"][4]))
+    waiting = int(gpu["heartbeat"][BEAT_WAITING])
+    return Sight(gpu["state"].copy(), slot, filled, _steps(gpu["history"]), waiting)
 
 
 def _steps(history: np.ndarray) -> list[Step]:

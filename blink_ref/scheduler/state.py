@@ -4,10 +4,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-WAITING_HEAD, WAITING_TAIL, RUNNING, CHUNKS, DECISION, CANDIDATE, NEED, DECODING = range(8)
+from ..kernels.tensors import Sampling
+from ..ring.layout import MOST_BIASES, MOST_STOPS
+
+WAITING, RUNNING, CHOSEN, ARRIVED, ENDING, STREAK, PAUSED, TRACING, URGENT_LEFT = range(9)
 """Places in :attr:`Queue.count`."""
 
-ROWS, SAMPLES, GO, TIMED = range(4)
+ROWS, SAMPLES, GO, TIMED, CHUNKS, DECODING, FIRST_LAYER, LAYERS_DONE, FILTERED, PREEMPTIBLE = range(10)
 """Places in :attr:`Plan.count`."""
 
 IDLE, RUN, LEAVE = range(3)
@@ -20,54 +23,66 @@ class Slots(NamedTuple):
     taken: Any
     """uint32: the generation last taken from the doorbell"""
     state: Any
-    """int32: FREE, READY, PREFILL, DECODE of ring.layout"""
+    """int32: FREE, READY, PREFILL, DECODE of ring.layout; DONE while its END waits for room in the outbox"""
+    ending: Any
+    """int32: why the request is to end, 0 = it is not"""
+    order: Any
+    """int64: who goes first, the smallest; its arrival's number, moved by its priority"""
+    urgent: Any
+    """int32: 1 = latency-sensitive, 0 = best effort"""
+    deadline: Any
+    """int64: ns of the clock at which its time is over; 0 = never"""
+    leader: Any
+    """int32: 1 + the slot whose prompt it shares, 0 = none"""
+    leader_generation: Any
+    """uint32"""
     prompt_at: Any
     """int64: where the prompt begins in the window's arenas"""
     prompt_len: Any
     """int32"""
     limit: Any
     """int32: most tokens to generate"""
+    known: Any
+    """int32: tokens known, of the prompt and of the answer so far"""
     done: Any
-    """int32: positions whose keys and values are in the cache"""
-    produced: Any
-    """int32: tokens generated so far"""
-    last: Any
-    """int32: the token generated last"""
+    """int32: how many of them have keys and values in the cache"""
     pages: Any
     """int32: pages held"""
+    hashed: Any
+    """int32: pages whose hash is known"""
+    flight: Any
+    """int32: 1 = it has rows in the paused step"""
     ignore_eos: Any
     """int32: 1 = do not end at an end token"""
-    temperature: Any
-    """float32"""
-    seed: Any
-    """uint64"""
+    token: Any
+    """int32 [slots, context]: the tokens known"""
 
 
 class Queue(NamedTuple):
-    """Who waits, who runs, and the chunks of the step being planned."""
+    """Who runs, who is to end, and how the scheduler is set."""
 
-    waiting: Any
-    """int32 [slots], a ring: slots in order of arrival"""
     running: Any
-    """int32 [most running]: slots with pages, in order of admission"""
+    """int32 [most running]: slots in the batch, by their order"""
+    ended: Any
+    """int32 [slots]: slots that are to end, a list"""
+    best: Any
+    """int64 [1]: what lanes agree on when they look for the one that goes first"""
+    seen_urgent: Any
+    """uint32 [workers]: the NIC's urgent counts as of the last look"""
     count: Any
-    """int64 [8]: see the places above"""
-    chunk_slot: Any
-    """int32 [most running]: whose positions the chunk computes"""
-    chunk_row: Any
-    """int32: its first row in the plan"""
-    chunk_rows: Any
-    """int32: how many rows"""
-    chunk_first: Any
-    """int32: the position of its first row"""
+    """int64 [16]: see the places above"""
+    reserved: int
+    """places in the batch that best-effort requests leave free"""
+    layer_preemption: int
+    """1 = an urgent request may interrupt a best-effort step between two layers, 0 = only between steps"""
 
 
 class Plan(NamedTuple):
-    """One step's work: up to T rows, each one position of one slot. Written by the scheduler's block,
-    read by all after a grid barrier."""
+    """One step's work: up to T rows, each one position of one slot, in chunks of consecutive positions.
+    Written by the scheduler's block, read by all after a grid barrier."""
 
     count: Any
-    """int32 [4]: rows, samples, whether to go on, and the layer whose phases are timed"""
+    """int32 [16]: see the places above"""
     stamp: Any
     """int64 [16]: ns of the clock at the places of scheduler/sight.py"""
     slot: Any
@@ -76,8 +91,20 @@ class Plan(NamedTuple):
     """int32 [T]"""
     position: Any
     """int32 [T]"""
+    chunk_slot: Any
+    """int32 [C]: whose positions the chunk computes"""
+    chunk_taken: Any
+    """uint32 [C]: the slot's generation"""
+    chunk_row: Any
+    """int32 [C]: its first row in the plan"""
+    chunk_rows: Any
+    """int32 [C]: how many rows"""
+    chunk_first: Any
+    """int32 [C]: the position of its first row"""
     sample_row: Any
     """int32 [S]: the row whose logits the sample is drawn from"""
+    sample_slot: Any
+    """int32 [S]"""
     draw: Any
     """int64 [S]: the position of the token to be drawn, which keys its noise"""
     temperature: Any
@@ -88,41 +115,113 @@ class Plan(NamedTuple):
     """int64 [S]: rank key of the token drawn, a maximum over all warps"""
 
 
-def allocate(slots: int, rows: int, running: int) -> tuple[Slots, Queue, Plan]:
-    """Empty state for `slots` slots, steps of up to `rows` rows, and at most `running` requests at a time."""
+class Paused(NamedTuple):
+    """A step that an urgent one has interrupted between two layers: its plan and its residual stream."""
+
+    plan: Plan
+    x: Any
+    """float32 [T * D]"""
+
+
+def allocate(slots: int, rows: int, running: int, context: int, reserved: int, workers: int) -> tuple[Slots, Queue]:
+    """Empty state for `slots` slots, steps of up to `rows` rows, and at most `running` requests at a time.
+
+    `reserved` of the `running` places are for urgent requests only.
+    """
     if running > rows:
         raise ValueError(f"{running} running requests need at least as many rows a step, not {rows}")
+
+    def i32(*shape):
+        return np.zeros(shape, np.int32)
+
+    def i64(*shape):
+        return np.zeros(shape, np.int64)
+
+    def u32(*shape):
+        return np.zeros(shape, np.uint32)
+
+    table = Slots(
+        taken=u32(slots),
+        state=i32(slots),
+        ending=i32(slots),
+        order=i64(slots),
+        urgent=i32(slots),
+        deadline=i64(slots),
+        leader=i32(slots),
+        leader_generation=u32(slots),
+        prompt_at=i64(slots),
+        prompt_len=i32(slots),
+        limit=i32(slots),
+        known=i32(slots),
+        done=i32(slots),
+        pages=i32(slots),
+        hashed=i32(slots),
+        flight=i32(slots),
+        ignore_eos=i32(slots),
+        token=i32(slots, context),
+    )
+    queue = Queue(
+        running=i32(running),
+        ended=i32(slots),
+        best=i64(1),
+        seen_urgent=u32(workers),
+        count=i64(16),
+        reserved=reserved,
+        layer_preemption=1,
+    )
+    return table, queue
+
+
+def allocate_plan(rows: int, running: int) -> Plan:
+    """An empty plan of up to `rows` rows for `running` requests."""
 
     def i32(n):
         return np.zeros(n, np.int32)
 
-    table = Slots(
-        taken=np.zeros(slots, np.uint32),
-        state=i32(slots),
-        prompt_at=np.zeros(slots, np.int64),
-        prompt_len=i32(slots),
-        limit=i32(slots),
-        done=i32(slots),
-        produced=i32(slots),
-        last=i32(slots),
-        pages=i32(slots),
-        ignore_eos=i32(slots),
-        temperature=np.zeros(slots, np.float32),
-        seed=np.zeros(slots, np.uint64),
-    )
-    queue = Queue(
-        i32(slots), i32(running), np.zeros(8, np.int64), i32(running), i32(running), i32(running), i32(running)
-    )
-    plan = Plan(
-        count=i32(4),
+    return Plan(
+        count=i32(16),
         stamp=np.zeros(16, np.int64),
         slot=i32(rows),
         token=i32(rows),
         position=i32(rows),
+        chunk_slot=i32(running),
+        chunk_taken=np.zeros(running, np.uint32),
+        chunk_row=i32(running),
+        chunk_rows=i32(running),
+        chunk_first=i32(running),
         sample_row=i32(running),
+        sample_slot=i32(running),
         draw=np.zeros(running, np.int64),
         temperature=np.zeros(running, np.float32),
         seed=np.zeros(running, np.uint64),
         best=np.zeros(running, np.int64),
     )
-    return table, queue, plan
+
+
+def allocate_sampling(slots: int) -> Sampling:
+    """How each slot's tokens are drawn: all greedy."""
+
+    def i32(*shape):
+        return np.zeros(shape, np.int32)
+
+    def f32(*shape):
+        return np.zeros(shape, np.float32)
+
+    return Sampling(
+        temperature=f32(slots),
+        seed=np.zeros(slots, np.uint64),
+        filtered=i32(slots),
+        top_k=i32(slots),
+        top_p=f32(slots),
+        min_p=f32(slots),
+        repetition=f32(slots),
+        presence=f32(slots),
+        frequency=f32(slots),
+        min_tokens=i32(slots),
+        stops=i32(slots),
+        stop=i32(slots, MOST_STOPS),
+        biases=i32(slots),
+        bias_token=i32(slots, MOST_BIASES),
+        bias=f32(slots, MOST_BIASES),
+        logprobs=i32(slots),
+    )
