@@ -54,7 +54,7 @@ def model_of(dtype="float32", scale=0.3, seed=0, **shape) -> tuple[Model, Weight
 
 def plan_of(rows: int, **columns) -> state.Plan:
     """A plan of `rows` rows and samples, its columns filled from their start."""
-    _, _, plan = state.allocate(slots=1, rows=rows, running=rows)
+    plan = state.allocate_plan(rows, running=rows)
     for name, values in columns.items():
         getattr(plan, name)[: len(values)] = values
     return plan

@@ -29,11 +29,12 @@ def spec(x: np.ndarray, head: np.ndarray) -> np.ndarray:
 
 
 @device
-def logits_and_draw(block, plan, samples, model, x, logits):
+def logits_and_draw(block, plan, samples, sampling, model, x, logits):
     """``logits[s]`` of row ``plan.sample_row[s]``, and in ``plan.best[s]`` the rank key of the token drawn.
 
-    Warps share out the vocabulary; each brings its best to ``plan.best``, where a maximum of keys is the
-    same in any order. All blocks call it. It begins and ends without a grid barrier.
+    Samples whose slots have filters are left to :func:`.filters.draw_filtered`. Warps share out the vocabulary;
+    each brings its best to ``plan.best``, where a maximum of keys is the same in any order. All blocks call it.
+    It begins and ends without a grid barrier.
     """
     width, vocab, weights = opaque(i64(model.hidden)), opaque(i64(model.vocab)), model.weights
     gain = 2 * i64(model.layers) * width
@@ -54,7 +55,8 @@ def logits_and_draw(block, plan, samples, model, x, logits):
                     logits[(s0 + s) * vocab + token] = block.shared[result_at(0) + s]
         warp_barrier()  # the warp's lanes see the logits that lane 0 wrote
         for s in range(s0, s0 + n):
-            draw(plan, s, logits, s * vocab, first, end)
+            if sampling.filtered[plan.sample_slot[s]] == 0:
+                draw(plan, s, logits, s * vocab, first, end)
         s0 += tile
 
 

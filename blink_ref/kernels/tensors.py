@@ -5,6 +5,9 @@ from typing import Any, NamedTuple
 Q, K, V, OUT, GATE, UP, DOWN = range(7)
 """Columns of :attr:`Model.matrix`."""
 
+MOST_LOGPROBS = 20
+"""Likeliest tokens of a sample at most: as many as ring/layout.py has room for."""
+
 
 class Model(NamedTuple):
     """A Llama-architecture model in memory. Shapes: see docs/notation.md."""
@@ -87,7 +90,7 @@ class Activations(NamedTuple):
     adjusted: Any
     """[S, vocab]: logits after penalties and biases, of the samples that have filters"""
     counts: Any
-    """int32 [S, vocab]: how often the answer has a token, and 1 << 16 if the prompt has it; 0 between steps"""
+    """int32 [S, vocab]: how often the answer has a token, and 1 << 30 if the prompt has it; 0 between steps"""
     chosen_logprob: Any
     """[S, 1 + MOST_LOGPROBS]: of the token drawn, then of the likeliest, in order"""
     likely: Any

@@ -1,0 +1,192 @@
+"""Drawing from some of the tokens only: min-p, top-k and top-p, exactly, over the whole vocabulary.
+
+Each of the three keeps the tokens whose logit reaches a bar, so none needs a sort: a bar is found by
+bisection. Float32 numbers are in the same order as their bits, read as integers, so some thirty halvings
+end at one number, and mostly half as many at one token. Tokens as likely as the last one kept are kept too.
+
+The order is vLLM's: min-p (Nguyen et al., 2024) first, then top-k, then top-p (Holtzman et al., 2020), whose
+share is of what the others left. Probabilities are at the request's temperature, after penalties and biases.
+They are summed as integers, so that a bar does not depend on how many lanes share out the sum. The draw is
+then the one of :mod:`.sampling`, of the tokens kept and with the same noise.
+"""
+
+import math
+
+import numpy as np
+
+from ..simt import device
+from ..simt.vocabulary import block_threads, f32, i64, rank, rank_index, thread_id
+from .agree import NOTHING, block_max, block_sum
+from .logprobs import mass, mass_spec, put_logprobs
+from .penalties import NEVER, adjust
+from .sampling import gumbel_spec, philox_spec, score
+
+KEY_OF_NEVER = -0x7F800000
+"""The :func:`order` of -inf."""
+
+
+def kept_spec(adjusted: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
+    """Which of the tokens with these adjusted logits [vocab] may be drawn, bool; parameters that are 0 are off."""
+    kept, top, t = adjusted > NEVER, adjusted.max(), np.float32(temperature)
+    if not kept.any():
+        return kept
+    if min_p:
+        kept &= adjusted >= top + t * np.log(np.float32(min_p))
+    if top_k:
+        kept &= adjusted >= np.sort(adjusted[kept])[-top_k:][0]
+    if 0 < top_p < 1:
+        mass = mass_spec(np.where(kept, adjusted, NEVER), top, t)
+        goal = max(1, int(np.float32(mass.sum()) * np.float32(top_p)))
+        order = np.argsort(-adjusted)
+        kept &= adjusted >= adjusted[order][np.argmax(mass[order].cumsum() >= goal)]
+    return kept
+
+
+def spec(
+    adjusted: np.ndarray, temperature: float, seed: int, position: int, top_k: int, top_p: float, min_p: float
+) -> int:
+    """The token drawn for the answer's token at `position`, 0 if none may be drawn."""
+    kept = kept_spec(adjusted, temperature, top_k, top_p, min_p)
+    if temperature == 0:
+        return int(np.argmax(adjusted))
+    counters = np.zeros((len(adjusted), 4), np.uint64)
+    counters[:, 0], counters[:, 1] = np.arange(len(adjusted)), position
+    scores = adjusted / np.float32(temperature) + gumbel_spec(philox_spec(counters, seed)[:, 0])
+    return int(np.argmax(np.where(kept, scores, NEVER)))
+
+
+@device
+def draw_filtered(block, plan, samples, slots, sampling, model, act):
+    """Draw the samples whose slots have filters: ``plan.best[s]``, and log probabilities where wanted.
+
+    Blocks share out the samples. All blocks call it, after a grid barrier behind
+    :func:`.logits.logits_and_draw`; it ends without one.
+    """
+    turn = i64(0)
+    for s in range(samples):
+        slot = i64(plan.sample_slot[s])
+        if sampling.filtered[slot] != 0:
+            if turn == block.id:
+                adjust(block, s, slot, slots, sampling, model, act)
+                best = draw_kept(block, plan, s, slot, sampling, model, act)
+                if thread_id() == 0:
+                    plan.best[s] = best
+                if sampling.logprobs[slot] > 0:
+                    put_logprobs(block, s, rank_index(best), sampling.logprobs[slot] - 1, model, act)
+            turn += 1
+            if turn == block.blocks:
+                turn = i64(0)
+
+
+@device
+def draw_kept(block, plan, s, slot, sampling, model, act):
+    """The rank key of the token drawn from ``act.adjusted[s]``. All lanes of one block call it and get it."""
+    vocab = i64(model.vocab)
+    at = i64(s) * vocab
+    adjusted = act.adjusted[at : at + vocab]
+    bits = adjusted.view(np.int32)
+    temperature, seed, position = plan.temperature[s], plan.seed[s], plan.draw[s]
+    best = NOTHING
+    token = i64(thread_id())
+    while token < vocab:
+        best = max(best, rank(adjusted[token], token))
+        token += block_threads()
+    best = block_max(block, best)
+    likeliest = rank_index(best)
+    if temperature != f32(0.0) and adjusted[likeliest] > NEVER:
+        bar = lowest_kept(block, adjusted, bits, vocab, likeliest, temperature, slot, sampling)
+        best = NOTHING
+        token = i64(thread_id())
+        while token < vocab:
+            if order(bits[token]) >= bar:
+                best = max(best, rank(score(adjusted[token], temperature, seed, position, token), token))
+            token += block_threads()
+        best = block_max(block, best)
+    return best
+
+
+@device
+def lowest_kept(block, adjusted, bits, vocab, likeliest, temperature, slot, sampling):
+    """The bar of the tokens that the slot's filters keep. All lanes of one block call it and get it.
+
+    Tokens below min-p's bar become -inf in `adjusted`; `bits` are the same numbers. Each lane reads only what
+    it writes itself.
+    """
+    top_k, top_p, min_p = i64(sampling.top_k[slot]), sampling.top_p[slot], sampling.min_p[slot]
+    top = adjusted[likeliest]
+    bar, end = i64(KEY_OF_NEVER + 1), order(bits[likeliest]) + 1
+    if min_p > f32(0.0):
+        least = top + temperature * f32(math.log(min_p))
+        token = i64(thread_id())
+        while token < vocab:
+            if adjusted[token] < least:
+                adjusted[token] = NEVER
+            token += block_threads()
+    if top_k > 0:
+        n = count(block, bits, vocab, bar, end)
+        if n > top_k:
+            bar = bar_reaching(block, adjusted, bits, vocab, bar, end, n, top_k, top, temperature, False)
+    if top_p > f32(0.0) and top_p < f32(1.0):
+        n = count(block, bits, vocab, bar, end)
+        mass = mass_of(block, adjusted, bits, vocab, bar, end, top, temperature)
+        goal = max(i64(1), i64(f32(mass) * top_p))
+        bar = bar_reaching(block, adjusted, bits, vocab, bar, end, n, goal, top, temperature, True)
+    return bar
+
+
+@device
+def bar_reaching(block, adjusted, bits, vocab, bar, end, inside, goal, top, temperature, by_mass):
+    """The highest bar from `bar` on above which the tokens weigh `goal`: by their mass, or one each.
+
+    `inside` tokens lie from `bar` to below `end`. Those from `bar` on reach the goal, and none is at `end` or
+    above. All lanes of one block call it and get it.
+    """
+    above = i64(0)
+    while inside > 1 and end - bar > 1:
+        middle = bar + ((end - bar) >> 1)
+        n = count(block, bits, vocab, middle, end)
+        weight = n
+        if by_mass:
+            weight = mass_of(block, adjusted, bits, vocab, middle, end, top, temperature)
+        if above + weight >= goal:
+            bar, inside = middle, n
+        else:
+            end, inside, above = middle, inside - n, above + weight
+    return bar
+
+
+@device
+def count(block, bits, vocab, first, end):
+    """How many tokens have an :func:`order` from `first` to below `end`. All lanes of one block."""
+    n = i64(0)
+    token = i64(thread_id())
+    while token < vocab:
+        key = order(bits[token])
+        n += i64(first <= key and key < end)
+        token += block_threads()
+    return block_sum(block, n)
+
+
+@device
+def mass_of(block, adjusted, bits, vocab, first, end, top, temperature):
+    """The sum of their masses."""
+    total = i64(0)
+    token = i64(thread_id())
+    while token < vocab:
+        key = order(bits[token])
+        if first <= key and key < end:
+            total += mass(adjusted[token], top, temperature)
+        token += block_threads()
+    return block_sum(block, total)
+
+
+@device
+def order(bits):
+    """A float32's bits, given as int32, as int64 in the order of the numbers; -0 equals 0. One lane."""
+    bits = i64(bits)
+    return bits if bits >= 0 else i64(-(2**31)) - bits
+
+
+def cost(samples: int, vocab: int, halvings: int) -> tuple[int, int]:
+    """(bytes, FLOPs) of a draw whose bars take that many halvings: two passes, and one a halving, no floats."""
+    return 4 * samples * vocab * (2 + halvings), 0
