@@ -98,7 +98,8 @@ class Bench:
         self.window = Memory(replace(memory.window_layout(config, chosen), **layout))
         view = memory.device_window(self.window.nic, self.window.gpu, self.window.layout)
         self.args = memory.arguments(config, weights, chosen, view)
-        self.view, self.slots, self.queue, self.plan, self.cache, self.model, self.act, _ = self.args
+        self.view, self.slots, self.queue, self.plan, self.paused, self.sampling, self.cache, *_ = self.args
+        self.model, self.act = self.args[-3:-1]
         for kept in (self.cache.keys, self.cache.values):
             kept.fill(np.nan)
         self.desks = [Desk(self.window, worker) for worker in range(self.window.layout.workers)]

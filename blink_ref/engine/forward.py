@@ -2,10 +2,12 @@
 
 from ..kernels.attention import attend, project
 from ..kernels.embedding import embedding
+from ..kernels.filters import draw_filtered
 from ..kernels.linear import add_linear
 from ..kernels.logits import logits_and_draw
 from ..kernels.mlp import gate_up
 from ..kernels.tensors import DOWN, OUT
+from ..scheduler.pause import copy_stream, watch
 from ..scheduler.sight import (
     ATTENDED,
     DRAWN,
@@ -19,21 +21,28 @@ from ..scheduler.sight import (
     stamp,
     timed_layer,
 )
-from ..scheduler.state import ROWS, SAMPLES
+from ..scheduler.state import FILTERED, FIRST_LAYER, INTERRUPTED, ROWS, SAMPLES
 from ..simt import device, grid_barrier
 from ..simt.vocabulary import i64, opaque
 
 
 @device
-def forward(block, plan, model, cache, act):
-    """Compute the plan's rows and draw its samples. All blocks, after a grid barrier; ends with one."""
-    rows, samples = i64(plan.count[ROWS]), i64(plan.count[SAMPLES])
+def forward(block, window, slots, queue, plan, paused, sampling, cache, model, act):
+    """Compute the plan's rows and draw its samples, or as much of it as is done when an urgent request rings.
+
+    All blocks, after a grid barrier; ends with one.
+    """
+    rows, samples, layer = i64(plan.count[ROWS]), i64(plan.count[SAMPLES]), i64(plan.count[FIRST_LAYER])
+    filtered, interrupted = plan.count[FILTERED] > 0, False
     weights, matrix = model.weights, model.matrix
     timed = timed_layer(block, plan)
-    embedding(block, plan, rows, model, act.x)
+    if layer == 0:
+        embedding(block, plan, rows, model, act.x)
+    else:
+        copy_stream(block, paused.x, act.x, rows * i64(model.hidden))
     grid_barrier(block)
-    stamp(plan, EMBEDDED, timed >= 0)
-    for layer in range(model.layers):
+    stamp(plan, EMBEDDED, timed >= 0 and layer == 0)
+    while layer < model.layers and not interrupted:
         stamp(plan, LAYER, layer == timed)
         hidden, ffn = opaque(i64(model.hidden)), opaque(i64(model.ffn))
         heads = opaque(i64(model.heads)) * i64(model.head_dim)
@@ -55,9 +64,19 @@ def forward(block, plan, model, cache, act):
         stamp(plan, GATED, layer == timed)
 
         add_linear(block, act.gated, rows, weights, matrix[layer, DOWN], hidden, ffn, act.x)
+        layer += 1
+        if timed >= 0:
+            watch(window, queue, plan, layer, i64(model.layers))
         grid_barrier(block)
-        stamp(plan, LOWERED, layer == timed)
-    stamp(plan, LAYERS, timed >= 0)
-    logits_and_draw(block, plan, samples, model, act.x, act.logits)
+        stamp(plan, LOWERED, layer == timed + 1)
+        interrupted = plan.count[INTERRUPTED] == layer
+    if interrupted:
+        copy_stream(block, act.x, paused.x, rows * i64(model.hidden))
+    else:
+        stamp(plan, LAYERS, timed >= 0)
+        logits_and_draw(block, plan, samples, sampling, model, act.x, act.logits)
     grid_barrier(block)
+    if filtered and not interrupted:
+        draw_filtered(block, plan, samples, slots, sampling, model, act)
+        grid_barrier(block)
     stamp(plan, DRAWN, timed >= 0)

@@ -9,7 +9,7 @@ from ..kvcache import pages
 from ..model.config import ModelConfig, rope_table
 from ..model.weights import Weights
 from ..ring.device import Window
-from ..ring.layout import Layout
+from ..ring.layout import MOST_LOGPROBS, Layout
 from ..scheduler import state
 from ..simt import aligned
 from .settings import Settings
@@ -24,13 +24,14 @@ def window_layout(config: ModelConfig, settings: Settings) -> Layout:
 
 def device_window(nic: Any, gpu: Any, layout: Layout) -> Window:
     """The kernel's view of the window's two halves, given as NumPy records."""
-    fields = {name: nic[name] for name in ("stop", "doorbell", "cancel", "consumed", "request", "arena")}
+    fields = {name: nic[name] for name in nic.dtype.names if name != "header"}
     fields |= {name: gpu[name] for name in gpu.dtype.names}
     workers = layout.workers
     return Window(
         **fields,
         written=np.zeros(workers, np.int64),
         room=np.zeros(workers, np.int64),
+        reserved=np.zeros(workers, np.int64),
         workers=workers,
         outbox_bits=layout.outbox.bit_length() - 1,
         arena_size=layout.arena,
@@ -63,20 +64,48 @@ def device_model(config: ModelConfig, weights: Weights, context: int) -> Model:
 def activations(config: ModelConfig, rows: int, samples: int) -> Activations:
     """Buffers for steps of up to `rows` rows and `samples` samples, poisoned with NaN."""
     heads = config.heads * config.head_dim
-    widths = (config.hidden, heads, heads, config.ffn)
-    buffers = [aligned(rows * width, np.float32) for width in widths]
-    buffers.append(aligned(samples * config.vocab, np.float32))
-    for buffer in buffers:
-        buffer.fill(np.nan)
-    return Activations(*buffers)
+    return Activations(
+        x=poisoned(rows * config.hidden),
+        q=poisoned(rows * heads),
+        attended=poisoned(rows * heads),
+        gated=poisoned(rows * config.ffn),
+        logits=poisoned(samples * config.vocab),
+        adjusted=poisoned(samples * config.vocab),
+        counts=np.zeros(samples * config.vocab, np.int32),
+        chosen_logprob=poisoned(samples * (1 + MOST_LOGPROBS)),
+        likely=np.zeros(samples * MOST_LOGPROBS, np.int32),
+    )
+
+
+def poisoned(n: int) -> np.ndarray:
+    """n floats that nothing may read before it has written them."""
+    buffer = aligned(n, np.float32)
+    buffer.fill(np.nan)
+    return buffer
 
 
 def arguments(config: ModelConfig, weights: Weights, settings: Settings, window: Window) -> tuple[Any, ...]:
     """Everything that ``serve(block, ...)`` takes between its block and its bounds, in order."""
     s = settings
-    slots, queue, plan = state.allocate(s.slots, s.rows, s.running)
-    cache = pages.allocate(
-        config.layers, config.kv_heads, config.head_dim, s.slots, s.context, s.pages, s.page_size
+    slots, queue = state.allocate(s.slots, s.running, s.context, s.reserved, s.layer_preemption)
+    return (
+        window,
+        slots,
+        queue,
+        state.allocate_plan(s.rows, s.running),
+        state.Paused(state.allocate_plan(s.rows, s.running), poisoned(s.rows * config.hidden)),
+        state.allocate_sampling(s.slots),
+        pages.allocate(
+            config.layers,
+            config.kv_heads,
+            config.head_dim,
+            s.slots,
+            s.context,
+            s.pages,
+            s.page_size,
+            s.sharing,
+        ),
+        device_model(config, weights, s.context),
+        activations(config, s.rows, s.running),
+        s.context,
     )
-    model = device_model(config, weights, s.context)
-    return window, slots, queue, plan, cache, model, activations(config, s.rows, s.running), s.context

@@ -14,7 +14,7 @@ from .forward import forward
 
 
 @device
-def serve(block, window, slots, queue, plan, cache, model, act, context, max_steps, patience):
+def serve(block, window, slots, queue, plan, paused, sampling, cache, model, act, context, max_steps, patience):
     """Serve the window's requests. All lanes of all blocks.
 
     Returns when the window's stop word is set, after `max_steps` steps (0 = no limit), or after the
@@ -24,9 +24,9 @@ def serve(block, window, slots, queue, plan, cache, model, act, context, max_ste
     step = i64(0)
     while max_steps == 0 or step < max_steps:
         if block.id == 0:
-            schedule(block, window, slots, queue, plan, cache, model, context, patience)
+            schedule(window, slots, queue, plan, paused, sampling, cache, model, act, context, patience)
         grid_barrier(block)
         if plan.count[GO] != RUN:
             break
-        forward(block, plan, model, cache, act)
+        forward(block, window, slots, queue, plan, paused, sampling, cache, model, act)
         step += 1

@@ -40,6 +40,12 @@ class Settings:
     """most positions of one request"""
     page_size: int = 16
     pages: int = 1024
+    reserved: int = 0
+    """places in the batch that only latency-sensitive requests get"""
+    layer_preemption: bool = True
+    """whether those interrupt a step between two layers, or wait for its end"""
+    sharing: bool = True
+    """whether requests that begin alike share pages"""
 
 
 def choose(config: ModelConfig, target: str, sms: int = 0, cache_bytes: int = 0) -> Settings:
@@ -90,4 +96,4 @@ def choose(config: ModelConfig, target: str, sms: int = 0, cache_bytes: int = 0)
     most = running * pages_spec(context, page_size)
     pages = max(pages_spec(context, page_size), min(most, cache_bytes // page_bytes))
     slots = 64 if target == "python" else 4096
-    return Settings(target, blocks, lanes, shared, rows, running, slots, context, page_size, pages)
+    return Settings(target, blocks, lanes, shared, rows, running, slots, context, page_size, pages, running // 8)

@@ -77,7 +77,8 @@ CACHED = 0xFFFFFFFF
 
 # Events: what happened, in the order in which it happened, while the NIC's `trace` word is 1. Two words
 # each: ns of the GPU's clock; kind 8, slot 16, value 40. Event n is number n % `events`.
-EVENT_ARRIVE, EVENT_ADMIT, EVENT_PREEMPT, EVENT_FINISH, EVENT_ROWS, EVENT_STEP, EVENT_PHASE, EVENT_PAUSE, EVENT_RESUME, EVENT_HOLD, EVENT_RELEASE, EVENT_EVICT = range(1, 13)
+EVENT_ARRIVE, EVENT_ADMIT, EVENT_PREEMPT, EVENT_FINISH, EVENT_ROWS, EVENT_STEP = range(1, 7)
+EVENT_PHASE, EVENT_PAUSE, EVENT_RESUME, EVENT_HOLD, EVENT_RELEASE, EVENT_EVICT = range(7, 13)
 EVENTS = {
     EVENT_ARRIVE: "arrive",  # a doorbell was seen; value: tokens of the prompt
     EVENT_ADMIT: "admit",  # value: positions found in the cache
@@ -192,7 +193,7 @@ class Layout:
                 ("logprob", "<f4", (self.workers * self.outbox, 1 + MOST_LOGPROBS)),
                 ("likely", "<u4", (self.workers * self.outbox, MOST_LOGPROBS)),  # their ids
                 ("position", "<u4", self.slots),  # positions of a slot's request in the KV cache so far
-                ("owner", "<u4", self.pages),  # 0 = free, CACHED, or slot << 16 | 1 + place in the slot's page table
+                ("owner", "<u4", self.pages),  # 0 = free, CACHED, or slot << 16 | 1 + place in its page table
                 ("history", "<u4", HISTORY * STEP_WORDS),
                 ("event", "<u8", (self.events, 2)),
             ]

@@ -1,22 +1,44 @@
-"""Admission: first come, first served, as long as there are pages for the whole of a request.
+"""Admission: whoever goes first of those that wait, as long as places and pages last.
 
-Since every page a request may need is set aside when it is admitted, no running request ever waits
-for one. (Allocation on demand, with preemption, is for a later scheduler.)
+A request gets a place when there are pages for all the tokens it knows and one more, those that it finds in
+the cache left out. An urgent one gets it in any case: it takes pages from others when it needs them. The
+queue does not pass by a request that does not fit, so it is not starved by smaller ones; but urgent requests
+do not wait for one of best effort.
 """
 
-from ..kvcache.pages import FREE as FREE_PAGES
-from ..kvcache.pages import pages_for, take_pages
-from ..ring.device import worker_of
-from ..ring.layout import BAD_REQUEST, CANCEL, IGNORE_EOS, NO_PAGES, PREFILL, TOO_LONG
+from ..kvcache.pages import NOWHERE, pages_for, spare_pages
+from ..kvcache.prefix import found_pages, look_up
+from ..ring.layout import (
+    BAD_REQUEST,
+    EVENT_ADMIT,
+    NO_PAGES,
+    PREFILL,
+    READY,
+    TOO_LONG,
+)
 from ..simt import device
-from ..simt.vocabulary import barrier, f32, i32, i64, thread_id, u32
-from .arrivals import cancelled, waiting_at
-from .retire import finish
-from .sight import show_pages_taken
-from .state import CANDIDATE, DECISION, NEED, RUNNING, WAITING_HEAD, WAITING_TAIL
+from ..simt.vocabulary import (
+    atomic_add,
+    atomic_max,
+    barrier,
+    block_threads,
+    f32,
+    f32_of_bits,
+    i32,
+    i64,
+    thread_id,
+    u32,
+)
+from .arrivals import mark_ending
+from .residence import join_batch, share_page
+from .state import CHOSEN, DEALING, DECISION, FOUND, RUNNING, STRANGERS, WAITING
+from .trace import event
 
-NOBODY, ADMIT, REFUSED = range(3)
-"""Values of DECISION: what lane 0 found at the head of the waiting ring."""
+LATEST = i64(-(2**63))
+"""Behind every order, negated."""
+
+NOBODY, URGENT_ONLY, ANYBODY = range(3)
+"""Values of DECISION: whom there is a place for."""
 
 
 def refusal_spec(prompt_len: int, limit: int, context: int, pages: int, page_size: int) -> int:
@@ -27,85 +49,145 @@ def refusal_spec(prompt_len: int, limit: int, context: int, pages: int, page_siz
 
 
 @device
-def admit(block, window, slots, queue, cache, context, vocab):
-    """Admit from the head of the waiting ring while places and pages last. All lanes of the scheduler's block."""
-    while True:
+def admit(window, slots, queue, cache, sampling, vocab):
+    """Give places in the batch to those that wait. All lanes of the scheduler's block."""
+    if thread_id() == 0:
+        queue.count[DEALING] = -1
+        queue.count[DECISION] = places_for(slots, queue)
+    barrier()
+    while queue.count[DECISION] != NOBODY:
+        choose(slots, queue, queue.count[DECISION] == URGENT_ONLY)
+        slot = i64(queue.count[CHOSEN])
+        if slot >= 0:
+            if slots.known[slot] == 0:
+                copy_prompt(window, slots, queue, sampling, slot, vocab)
+            look_up(slots, cache, slot)
         if thread_id() == 0:
-            queue.count[DECISION] = decide(window, slots, queue, cache, context, vocab)
+            queue.count[DECISION] = decide(window, slots, queue, cache, slot)
         barrier()
-        decision, slot, need = queue.count[DECISION], queue.count[CANDIDATE], queue.count[NEED]
-        if decision == ADMIT:
-            take_pages(cache, slot, need)
-        barrier()
-        if decision == NOBODY:
-            break
-        if thread_id() == 0 and decision == ADMIT:
-            start(window, slots, queue, cache, slot, need)
 
 
 @device
-def decide(window, slots, queue, cache, context, vocab):
-    """Look at the head of the waiting ring: ADMIT it, REFUSED it, or NOBODY can be admitted now. One lane."""
-    head = i64(queue.count[WAITING_HEAD])
-    if head == queue.count[WAITING_TAIL]:
+def places_for(slots, queue):
+    """ANYBODY, URGENT_ONLY or NOBODY, by the places left and by whether anybody waits. One lane."""
+    if queue.count[WAITING] == 0 or queue.count[RUNNING] == queue.running.shape[0]:
         return NOBODY
-    slot = waiting_at(queue, head)
-    if cancelled(window, slots, slot):
-        reason = i64(CANCEL)
-    else:
-        reason = take_request(window, slots, slot, context, vocab, cache)
-    if reason != 0:
-        if not finish(window, slots, queue, cache, slot, reason):
-            return NOBODY
-        queue.count[WAITING_HEAD] = head + 1
-        return REFUSED
-    need = pages_for(i64(slots.prompt_len[slot]) + i64(slots.limit[slot]), cache.page_size)
-    if queue.count[RUNNING] == queue.running.shape[0] or need > cache.count[FREE_PAGES]:
-        return NOBODY
-    queue.count[CANDIDATE] = slot
-    queue.count[NEED] = need
-    return ADMIT
+    ordinary = i64(0)
+    for n in range(queue.count[RUNNING]):
+        ordinary += 1 - i64(slots.urgent[queue.running[n]])
+    if ordinary >= queue.running.shape[0] - queue.reserved:
+        return URGENT_ONLY
+    return ANYBODY
 
 
 @device
-def take_request(window, slots, slot, context, vocab, cache):
-    """Copy a slot's request out of the window, once, and judge the copy. One lane.
+def choose(slots, queue, urgent_only):
+    """Into CHOSEN: who goes first of those that can, or -1. All lanes; a barrier before, and one at the end."""
+    if thread_id() == 0:
+        queue.first[0] = LATEST
+        queue.count[STRANGERS] = 0
+    barrier()
+    first = LATEST
+    slot = i64(thread_id())
+    while slot < slots.state.shape[0]:
+        able = slots.state[slot] == READY and (slots.urgent[slot] == 1 or not urgent_only)
+        if able and -slots.order[slot] > first and can_start(slots, slot):
+            first = i64(-slots.order[slot])
+        slot += block_threads()
+    if first > LATEST:
+        atomic_max(queue.first, 0, first)
+    barrier()
+    if thread_id() == 0:
+        queue.count[CHOSEN] = i64(-1)
+        if queue.first[0] > LATEST:
+            queue.count[CHOSEN] = -queue.first[0] & i64(0xFFFF)
+    barrier()
 
-    Returns why it can never run, or 0. The window is never read for these fields again, so what is
-    judged is what is used.
+
+@device
+def can_start(slots, slot):
+    """Whether nothing holds a waiting request back. One lane.
+
+    A step that is paused may still use the page table of the slot's last request; and who shares a
+    prompt with an earlier request waits until that has computed it.
     """
-    request = window.request[slot]
-    at, length, limit = i64(request["prompt_at"]), i64(request["prompt_len"]), i64(request["max_tokens"])
-    temperature = f32(request["temperature"])
-    slots.seed[slot] = request["seed"]
-    slots.ignore_eos[slot] = i32(i64(request["flags"]) & i64(IGNORE_EOS))
-    valid = length >= 1 and limit >= 1 and at + length <= window.arena_size
-    # also false for NaN
-    valid = valid and f32(0.0) <= temperature and temperature < f32(1e30)
-    if not valid:
-        return i64(BAD_REQUEST)
-    if length + limit > context:
-        return i64(TOO_LONG)
-    if pages_for(length + limit, cache.page_size) > cache.pages:
-        return i64(NO_PAGES)
-    slots.prompt_at[slot] = worker_of(window, slot) * window.arena_size + at
-    slots.prompt_len[slot] = i32(length)
-    slots.limit[slot] = i32(limit)
-    slots.temperature[slot] = temperature
-    return i64(0)
+    if slots.ending[slot] != 0 or slots.flight[slot] == 1:
+        return False
+    leader = i64(slots.leader[slot]) - 1
+    if leader < 0 or slots.taken[leader] != slots.leader_generation[slot]:
+        return True
+    computing = slots.state[leader] == READY or slots.state[leader] == PREFILL
+    return not (computing and slots.order[leader] < slots.order[slot])
 
 
 @device
-def start(window, slots, queue, cache, slot, need):
-    """One lane: an admitted slot, its pages in its table, joins the running."""
-    cache.count[FREE_PAGES] -= i32(need)
-    slots.pages[slot] = i32(need)
-    slots.done[slot] = i32(0)
-    slots.produced[slot] = i32(0)
+def copy_prompt(window, slots, queue, sampling, slot, vocab):
+    """The prompt, stop tokens and biases out of the window's arena. All lanes; ends with a barrier.
+
+    A token outside the vocabulary or a bias that is no number, which no well-behaved NIC writes, is counted in
+    STRANGERS.
+    """
+    at, length = i64(slots.prompt_at[slot]), i64(slots.prompt_len[slot])
+    stops, biases = i64(sampling.stops[slot]), i64(sampling.biases[slot])
+    n = i64(thread_id())
+    while n < length + stops + biases:
+        if n < length + stops:
+            token = i64(window.arena[at + n])
+        else:
+            token = i64(window.arena[at + n + (n - length - stops)])
+        if token >= vocab:
+            atomic_add(queue.count, STRANGERS, i64(1))
+            token = i64(0)
+        if n < length:
+            slots.token[slot, n] = i32(token)
+        elif n < length + stops:
+            sampling.stop[slot, n - length] = i32(token)
+        else:
+            bias = n - length - stops
+            sampling.bias_token[slot, bias] = i32(token)
+            value = f32_of_bits(window.arena[at + n + bias + 1])
+            sampling.bias[slot, bias] = value
+            if not abs(value) < f32(1e30):
+                atomic_add(queue.count, STRANGERS, i64(1))
+        n += block_threads()
+    barrier()  # all lanes have seen that the slot knew nothing
+    if thread_id() == 0:
+        slots.known[slot] = i32(length)
+    barrier()
+
+
+@device
+def decide(window, slots, queue, cache, slot):
+    """Admit the chosen slot or not, its pages looked up; returns whom to look for next. One lane."""
+    if slot < 0:
+        return NOBODY
+    if queue.count[STRANGERS] > 0:
+        mark_ending(slots, queue, slot, BAD_REQUEST)
+        return queue.count[DECISION]
+    found, unused = found_pages(slots, cache, slot), i64(0)
+    for n in range(found):
+        unused += i64(cache.older[cache.table[slot, n]] != NOWHERE)
+    needed = pages_for(i64(slots.known[slot]) + 1, cache.page_size) - found
+    if needed > spare_pages(cache) - unused and slots.urgent[slot] == 0:
+        if queue.count[DECISION] == ANYBODY:
+            return URGENT_ONLY
+        return NOBODY
+    start(window, slots, queue, cache, slot, found)
+    return places_for(slots, queue)
+
+
+@device
+def start(window, slots, queue, cache, slot, found):
+    """One lane: a slot joins the batch, with the pages found in the cache."""
+    slots.pages[slot] = i32(0)
+    for _ in range(found):
+        share_page(window, slots, queue, cache, slot)
+    done = found * i64(cache.page_size)
+    slots.done[slot] = i32(done)
     slots.state[slot] = i32(PREFILL)
     window.state[slot] = u32(PREFILL)
-    window.position[slot] = u32(0)
-    show_pages_taken(window, cache, slot, need)
-    queue.running[queue.count[RUNNING]] = i32(slot)
-    queue.count[RUNNING] += 1
-    queue.count[WAITING_HEAD] += 1
+    window.position[slot] = u32(done)
+    queue.count[FOUND] += done
+    queue.count[WAITING] -= 1
+    event(window, queue, EVENT_ADMIT, slot, done)
+    join_batch(slots, queue, slot)

@@ -1,102 +1,157 @@
-"""Batching: the plan of one step, decode rows first, then chunks of prompts as far as the rows go.
+"""Batching: the plan of one step, so many rows for each of the running.
 
 Requests join and leave between steps (continuous batching: Yu et al., 2022), and a prompt is computed in
-chunks beside the others' decode rows (chunked prefill: Agrawal et al., 2023).
+chunks beside the others' decode rows (chunked prefill: Agrawal et al., 2023). To the plan there is one kind
+of request: it has tokens that it knows and positions that it has computed, and wants the rows between.
+Decoding is the case of one row; a preempted request wants all of them again. A row that is the last one
+known draws a sample.
 """
 
 from ..ring.device import outbox_room, worker_of
+from ..ring.layout import EVENT_ROWS
+from ..ring.layout import PAUSED as SHOWN_AS_PAUSED
 from ..simt import device
-from ..simt.vocabulary import barrier, block_threads, i32, i64, thread_id
-from .state import CHUNKS, DECODING, ROWS, RUNNING, SAMPLES
+from ..simt.vocabulary import barrier, block_threads, i32, i64, thread_id, u32
+from .pause import bring_back, urgent_first
+from .residence import RECORDS_A_SAMPLE, secure, stalls
+from .state import (
+    CHUNKS,
+    DEALING,
+    DECODING,
+    FILTERED,
+    PAUSED,
+    PREEMPTIBLE,
+    RESUMING,
+    ROWS,
+    RUNNING,
+    SAMPLES,
+    STREAK,
+)
+from .trace import event
 
 BEST_OF_NONE = i64(-(2**63))
 
-RECORDS_A_SAMPLE = 2
-"""A sample sends a token, and maybe the END."""
-
 
 def chunks_spec(running: list[tuple[int, int]], rows: int) -> list[tuple[int, int]]:
-    """Chunks (index into `running`, rows) for running requests (prompt length, positions done), in plan order."""
-    chunks = [(n, 1) for n, (prompt, done) in enumerate(running) if done >= prompt]
-    left = rows - len(chunks)
-    for n, (prompt, done) in enumerate(running):
-        if done < prompt and left > 0:
-            chunks.append((n, min(left, prompt - done)))
-            left -= chunks[-1][1]
+    """Chunks (index into `running`, rows) for running requests (tokens known, positions done), in plan order:
+    every one that wants one row has it, and the others share what is left, first come, first served."""
+    wanted = [known - done for known, done in running]
+    left = rows - wanted.count(1)
+    chunks = []
+    for n, want in enumerate(wanted):
+        given = want if want == 1 else min(want, left)
+        left -= given if want > 1 else 0
+        if given:
+            chunks.append((n, given))
     return chunks
 
 
 @device
-def make_plan(block, window, slots, queue, plan, vocab):
+def make_plan(window, slots, queue, plan, paused, sampling, cache):
     """Fill the plan for one step. All lanes of the scheduler's block; ends with a barrier."""
     if thread_id() == 0:
-        for worker in range(window.workers):
-            window.room[worker] = outbox_room(window, worker)
-        deal_rows(window, slots, queue, plan)
+        choose_work(window, slots, queue, plan, sampling, cache)
     barrier()
-    for chunk in range(queue.count[CHUNKS]):
-        fill_rows(window, slots, queue, plan, chunk, vocab)
+    if queue.count[RESUMING] == 1:
+        bring_back(window, queue, plan, paused)
+    else:
+        for chunk in range(plan.count[CHUNKS]):
+            fill_rows(slots, plan, chunk)
     barrier()
 
 
 @device
-def deal_rows(window, slots, queue, plan):
-    """Give each running request its rows: one if it decodes, else what is left of the step. One lane."""
-    queue.count[CHUNKS] = 0
+def choose_work(window, slots, queue, plan, sampling, cache):
+    """Deal rows: of an urgent step, else of none if a paused one can go on, else of everybody's. One lane."""
+    for worker in range(window.workers):
+        window.room[worker] = outbox_room(window, worker)
     plan.count[ROWS] = i32(0)
-    plan.count[SAMPLES] = i32(0)
-    most = i64(plan.slot.shape[0])
-    for prefill in range(2):
-        for n in range(queue.count[RUNNING]):
-            slot = i64(queue.running[n])
-            left = i64(slots.prompt_len[slot]) - i64(slots.done[slot])
-            if (left > 0) == (prefill == 1):
-                add_chunk(window, slots, queue, plan, slot, min(max(left, i64(1)), most - i64(plan.count[ROWS])))
-        if prefill == 0:
-            queue.count[DECODING] = i64(plan.count[ROWS])
+    queue.count[RESUMING] = 0
+    if urgent_first(slots, queue):
+        deal_rows(window, slots, queue, plan, sampling, cache, True)
+        queue.count[STREAK] += 1
+    if plan.count[ROWS] == 0:
+        queue.count[RESUMING] = queue.count[PAUSED]
+        if queue.count[PAUSED] == 0:
+            queue.count[STREAK] = 0
+            deal_rows(window, slots, queue, plan, sampling, cache, False)
 
 
 @device
-def add_chunk(window, slots, queue, plan, slot, n):
-    """Add n rows of a slot to the plan; a slot whose worker's outbox is full is left out. One lane."""
-    worker, chunk = worker_of(window, slot), i64(queue.count[CHUNKS])
-    if n == 0 or window.room[worker] < RECORDS_A_SAMPLE:
-        return
-    row, first = plan.count[ROWS], slots.done[slot]
-    queue.chunk_slot[chunk] = i32(slot)
-    queue.chunk_row[chunk] = row
-    queue.chunk_rows[chunk] = i32(n)
-    queue.chunk_first[chunk] = first
-    queue.count[CHUNKS] = chunk + 1
+def deal_rows(window, slots, queue, plan, sampling, cache, urgent_only):
+    """Give the running their rows, by their order, and the pages for them. One lane."""
+    for place in range(plan.count.shape[0]):
+        plan.count[place] = i32(0)
+    left = i64(plan.slot.shape[0])
+    for n in range(queue.count[RUNNING]):
+        slot = i64(queue.running[n])
+        left -= i64(wanted_rows(slots, slot, urgent_only) == 1)
+    queue.count[DEALING] = 0
+    while queue.count[DEALING] < queue.count[RUNNING]:
+        slot = i64(queue.running[queue.count[DEALING]])
+        want = wanted_rows(slots, slot, urgent_only)
+        n = want
+        if want > 1:
+            n = min(want, left)
+        if n > 0:
+            if stalls(window, slot):
+                window.state[slot] = u32(SHOWN_AS_PAUSED)
+            else:
+                n = secure(window, slots, queue, cache, slot, n)
+                if n > 0:
+                    add_chunk(window, slots, queue, plan, sampling, slot, n)
+                if want > 1:
+                    left -= n
+        queue.count[DEALING] += 1
+    queue.count[DEALING] = -1
+
+
+@device
+def wanted_rows(slots, slot, urgent_only):
+    """Rows that a running slot wants of the step; none if it has some in a paused one. One lane."""
+    if slots.flight[slot] == 1 or (urgent_only and slots.urgent[slot] == 0):
+        return i64(0)
+    return i64(slots.known[slot]) - i64(slots.done[slot])
+
+
+@device
+def add_chunk(window, slots, queue, plan, sampling, slot, n):
+    """Add n rows of a slot to the plan. One lane."""
+    chunk, row, first = i64(plan.count[CHUNKS]), plan.count[ROWS], slots.done[slot]
+    plan.chunk_slot[chunk] = i32(slot)
+    plan.chunk_taken[chunk] = slots.taken[slot]
+    plan.chunk_row[chunk] = row
+    plan.chunk_rows[chunk] = i32(n)
+    plan.chunk_first[chunk] = first
+    plan.chunk_sample[chunk] = i32(-1)
+    plan.count[CHUNKS] = i32(chunk + 1)
     plan.count[ROWS] = i32(row + n)
-    if first + n >= slots.prompt_len[slot]:
+    plan.count[DECODING] += i32(first >= slots.prompt_len[slot])
+    if slots.urgent[slot] == 0:
+        plan.count[PREEMPTIBLE] = i32(queue.layer_preemption)
+    if first + n == slots.known[slot]:
         sample = i64(plan.count[SAMPLES])
+        plan.chunk_sample[chunk] = i32(sample)
         plan.sample_row[sample] = i32(row + n - 1)
+        plan.sample_slot[sample] = i32(slot)
         plan.draw[sample] = first + n
-        plan.temperature[sample] = slots.temperature[slot]
-        plan.seed[sample] = slots.seed[slot]
+        plan.temperature[sample] = sampling.temperature[slot]
+        plan.seed[sample] = sampling.seed[slot]
         plan.best[sample] = BEST_OF_NONE
         plan.count[SAMPLES] = i32(sample + 1)
-        window.room[worker] -= RECORDS_A_SAMPLE
+        plan.count[FILTERED] += sampling.filtered[slot]
+        window.room[worker_of(window, slot)] -= RECORDS_A_SAMPLE
+    window.state[slot] = u32(slots.state[slot])
+    event(window, queue, EVENT_ROWS, slot, i64(first) << 20 | n)
 
 
 @device
-def fill_rows(window, slots, queue, plan, chunk, vocab):
-    """Slot, position and token of each row of a chunk. All lanes share out the rows.
-
-    A prompt token outside the vocabulary, which no well-behaved NIC writes, counts as token 0.
-    """
-    slot, row, first = i64(queue.chunk_slot[chunk]), i64(queue.chunk_row[chunk]), i64(queue.chunk_first[chunk])
-    prompt_at, prompt_len = i64(slots.prompt_at[slot]), i64(slots.prompt_len[slot])
+def fill_rows(slots, plan, chunk):
+    """Slot, position and token of each row of a chunk. All lanes share out the rows."""
+    slot, row, first = i64(plan.chunk_slot[chunk]), i64(plan.chunk_row[chunk]), i64(plan.chunk_first[chunk])
     n = i64(thread_id())
-    while n < queue.chunk_rows[chunk]:
-        position = first + n
-        token = i64(slots.last[slot])
-        if position < prompt_len:
-            token = i64(window.arena[prompt_at + position])
-            if token >= vocab:
-                token = i64(0)
+    while n < plan.chunk_rows[chunk]:
         plan.slot[row + n] = i32(slot)
-        plan.position[row + n] = i32(position)
-        plan.token[row + n] = i32(token)
+        plan.position[row + n] = i32(first + n)
+        plan.token[row + n] = slots.token[slot, first + n]
         n += block_threads()

@@ -1,37 +1,70 @@
 """One turn of the scheduler: everything that happens between two steps, in the order it happens."""
 
 from ..ring.device import beat
-from ..ring.layout import SERVING, SHUTDOWN, STOPPED
+from ..ring.layout import (
+    BEAT_EVICTED,
+    BEAT_FOUND,
+    BEAT_PAUSED,
+    BEAT_PREEMPTED,
+    BEAT_RUNNING,
+    BEAT_STATE,
+    BEAT_STEPS,
+    BEAT_WAITING,
+    BEATS,
+    EVENT_STEP,
+    FREE,
+    SERVING,
+    SHUTDOWN,
+    STOPPED,
+)
 from ..simt import device
-from ..simt.vocabulary import SYSTEM, barrier, i32, i64, load_acquire, relax, thread_id
+from ..simt.vocabulary import SYSTEM, barrier, i32, i64, load_acquire, relax, thread_id, u64
 from .admit import admit
-from .arrivals import cancel_running, scan, waiting_at
+from .arrivals import look_around, mark_ending
 from .batch import make_plan
-from .retire import finish, publish
+from .pause import put_aside
+from .retire import end_requests, publish
 from .sight import LOOKED, begin_step, stamp
-from .state import CHUNKS, GO, IDLE, LEAVE, ROWS, RUN, RUNNING, WAITING_HEAD, WAITING_TAIL
-
-BEATS, STEPS, STATE, RUN_COUNT, WAIT_COUNT = range(5)
-"""Words of the window's heartbeat."""
+from .state import (
+    CHUNKS,
+    EVICTED,
+    FIRST_LAYER,
+    FOUND,
+    GO,
+    IDLE,
+    INTERRUPTED,
+    LEAVE,
+    PAUSES,
+    PREEMPTED,
+    ROWS,
+    RUN,
+    RUNNING,
+    STEPS,
+    WAITING,
+)
+from .trace import event, publish_events
 
 
 @device
-def schedule(block, window, slots, queue, plan, cache, model, context, patience):
+def schedule(window, slots, queue, plan, paused, sampling, cache, model, act, context, patience):
     """Publish the step before, take arrivals in, admit, and plan the next step. All lanes of one block.
 
     Spins while there is nothing to do, or no room in the outboxes for what there is. Ends with
     ``plan.count[GO]`` = RUN and a plan, LEAVE when the stop word is set, or IDLE after `patience` turns
     without a plan (0 = never); the caller's grid barrier shows it to the other blocks.
     """
-    publish(block, window, slots, queue, plan, cache, model)
+    if plan.count[INTERRUPTED] > 0:
+        put_aside(window, slots, queue, plan, paused)
+    else:
+        publish(window, slots, queue, plan, cache, sampling, model, act)
     turns = i64(0)
     while True:
-        scan(window, slots, queue)
-        barrier()
+        look_around(window, slots, queue, sampling, cache, context, model.vocab)
         if thread_id() == 0:
-            cancel_running(window, slots, queue, cache)
-        admit(block, window, slots, queue, cache, context, model.vocab)
-        make_plan(block, window, slots, queue, plan, model.vocab)
+            end_requests(window, slots, queue, cache)
+        barrier()
+        admit(window, slots, queue, cache, sampling, model.vocab)
+        make_plan(window, slots, queue, plan, paused, sampling, cache)
         if thread_id() == 0:
             plan.count[GO] = i32(what_now(window, slots, queue, plan, cache, model.layers, turns, patience))
         barrier()
@@ -47,17 +80,19 @@ def what_now(window, slots, queue, plan, cache, layers, turns, patience):
     """RUN, LEAVE, IDLE, or -1 to look again; beats the heart. One lane."""
     if turns & 63 == 0:
         beat(window, BEATS, window.heartbeat[BEATS] + 1)
-        beat(window, RUN_COUNT, queue.count[RUNNING])
-        beat(window, WAIT_COUNT, queue.count[WAITING_TAIL] - queue.count[WAITING_HEAD])
-        beat(window, STATE, SERVING)
+        beat(window, BEAT_STATE, SERVING)
+        show_counts(window, queue)
     if load_acquire(window.stop, 0, SYSTEM) != 0:
-        queue.count[CHUNKS] = 0  # the step planned just now is not run
+        plan.count[CHUNKS] = i32(0)  # the step planned just now is not run
         say_goodbye(window, slots, queue, cache)
         return LEAVE
+    publish_events(window, queue)
     if plan.count[ROWS] > 0:
-        step = i64(window.heartbeat[STEPS]) + 1
-        beat(window, STEPS, step)
-        begin_step(plan, step, layers)
+        if plan.count[FIRST_LAYER] == 0:
+            queue.count[STEPS] += 1
+            begin_step(plan, queue.count[STEPS], layers)
+            event(window, queue, EVENT_STEP, i64(0), queue.count[STEPS])
+        beat(window, BEAT_STEPS, queue.count[STEPS])
         return RUN
     if patience > 0 and turns >= patience:
         return IDLE
@@ -65,13 +100,25 @@ def what_now(window, slots, queue, plan, cache, layers, turns, patience):
 
 
 @device
+def show_counts(window, queue):
+    """What the batch and the pages have come to, into the heartbeat. One lane."""
+    window.heartbeat[BEAT_RUNNING] = u64(queue.count[RUNNING])
+    window.heartbeat[BEAT_WAITING] = u64(queue.count[WAITING])
+    window.heartbeat[BEAT_PREEMPTED] = u64(queue.count[PREEMPTED])
+    window.heartbeat[BEAT_PAUSED] = u64(queue.count[PAUSES])
+    window.heartbeat[BEAT_FOUND] = u64(queue.count[FOUND])
+    window.heartbeat[BEAT_EVICTED] = u64(queue.count[EVICTED])
+
+
+@device
 def say_goodbye(window, slots, queue, cache):
     """End every request, running or waiting, with SHUTDOWN, as far as the outboxes have room. One lane."""
-    while queue.count[RUNNING] > 0:
-        if not finish(window, slots, queue, cache, i64(queue.running[0]), SHUTDOWN):
-            break
-    while queue.count[WAITING_HEAD] < queue.count[WAITING_TAIL]:
-        if not finish(window, slots, queue, cache, waiting_at(queue, queue.count[WAITING_HEAD]), SHUTDOWN):
-            break
-        queue.count[WAITING_HEAD] += 1
-    beat(window, STATE, STOPPED)
+    for worker in range(window.workers):
+        window.reserved[worker] = 0
+    for slot in range(slots.state.shape[0]):
+        if slots.state[slot] != FREE and slots.ending[slot] == 0:
+            mark_ending(slots, queue, slot, SHUTDOWN)
+    end_requests(window, slots, queue, cache)
+    show_counts(window, queue)
+    publish_events(window, queue)
+    beat(window, BEAT_STATE, STOPPED)

@@ -6,7 +6,9 @@ next one: so it is eleven looks at the clock, however many layers there are.
 """
 
 from ..ring.layout import (
+    EVENT_PHASE,
     HISTORY,
+    PHASES,
     STEP_DECODE,
     STEP_NS,
     STEP_NUMBER,
@@ -17,7 +19,8 @@ from ..ring.layout import (
 )
 from ..simt import device
 from ..simt.vocabulary import clock_ns, divide, i32, i64, thread_id, u32
-from .state import DECODING, ROWS, SAMPLES, TIMED
+from .state import DECODING, ROWS, SAMPLES, TIMED, TRACING
+from .trace import event
 
 LOOKED, PLANNED, EMBEDDED, LAYER, PROJECTED, ATTENDED, OUTPUT, GATED, LOWERED, LAYERS, DRAWN, NUMBER = range(12)
 """Places in :attr:`Plan.stamp`: when a turn of the scheduler began, when the plan was made, when phases
@@ -64,8 +67,8 @@ def show_step(window, queue, plan, layers):
     at = (plan.stamp[NUMBER] & (HISTORY - 1)) * STEP_WORDS
     spent = at + STEP_PHASES
     window.history[at + STEP_NUMBER] = u32(plan.stamp[NUMBER])
-    window.history[at + STEP_DECODE] = u32(queue.count[DECODING])
-    window.history[at + STEP_PREFILL] = u32(i64(plan.count[ROWS]) - i64(queue.count[DECODING]))
+    window.history[at + STEP_DECODE] = u32(plan.count[DECODING])
+    window.history[at + STEP_PREFILL] = u32(i64(plan.count[ROWS]) - i64(plan.count[DECODING]))
     window.history[at + STEP_SAMPLES] = u32(plan.count[SAMPLES])
     window.history[at + STEP_NS] = between(plan, LOOKED, DRAWN, 1)
     window.history[spent] = between(plan, LOOKED, PLANNED, 1)
@@ -73,23 +76,18 @@ def show_step(window, queue, plan, layers):
     for phase in range(LOWERED - LAYER):
         window.history[spent + 2 + phase] = between(plan, LAYER + phase, LAYER + phase + 1, layers)
     window.history[spent + 2 + LOWERED - LAYER] = between(plan, LAYERS, DRAWN, 1)
+    if queue.count[TRACING] == 1:
+        show_phases(window, queue, spent)
+
+
+@device
+def show_phases(window, queue, spent):
+    """An event for each phase of the step. One lane."""
+    for phase in range(len(PHASES)):
+        event(window, queue, EVENT_PHASE, i64(0), phase << 32 | i64(window.history[spent + phase]))
 
 
 @device
 def between(plan, begin, end, times):
     """ns between two stamps, so many times; at most what a word holds. One lane."""
     return u32(min((plan.stamp[end] - plan.stamp[begin]) * i64(times), i64(MOST_NS)))
-
-
-@device
-def show_pages_taken(window, cache, slot, n):
-    """The slot's n pages have an owner. One lane."""
-    for i in range(n):
-        window.owner[cache.table[slot, i]] = u32(slot << 16 | (i + 1))
-
-
-@device
-def show_pages_free(window, cache, slot, n):
-    """The slot's n pages are free again. One lane, before they are."""
-    for i in range(n):
-        window.owner[cache.table[slot, i]] = u32(0)

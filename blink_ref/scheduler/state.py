@@ -7,11 +7,18 @@ import numpy as np
 from ..kernels.tensors import Sampling
 from ..ring.layout import MOST_BIASES, MOST_STOPS
 
-WAITING, RUNNING, CHOSEN, ARRIVED, ENDING, STREAK, PAUSED, TRACING, URGENT_LEFT = range(9)
-"""Places in :attr:`Queue.count`."""
+RUNG, WAITING, RUNNING, ENDING, ARRIVED, URGENT_RUNG, PAUSED, TRACING = range(8)
+"""Places in :attr:`Queue.count`: slots that have rung since the last look; requests that wait, that run, that
+are to end; arrivals so far; what the urgent words said; 1 = a step is paused; 1 = events are wanted."""
+CHOSEN, DECISION, STRANGERS, DEALING, RESUMING, STREAK = range(8, 14)
+"""Whom admission looks at and what it decides; tokens and biases of his that no NIC should send; the place
+among the running that is dealt rows; 1 = the paused step goes on; urgent steps in a row while others wait."""
+STEPS, PREEMPTED, PAUSES, FOUND, EVICTED, EVENTS = range(14, 20)
+"""What has happened since the start, for the heartbeat."""
 
-ROWS, SAMPLES, GO, TIMED, CHUNKS, DECODING, FIRST_LAYER, LAYERS_DONE, FILTERED, PREEMPTIBLE = range(10)
-"""Places in :attr:`Plan.count`."""
+ROWS, SAMPLES, GO, TIMED, CHUNKS, DECODING, FIRST_LAYER, INTERRUPTED, FILTERED, PREEMPTIBLE = range(10)
+"""Places in :attr:`Plan.count`. FIRST_LAYER is 0 but for a step that goes on after a pause; INTERRUPTED is the
+layer before which the step was paused, 0 if it was not."""
 
 IDLE, RUN, LEAVE = range(3)
 """Values of the plan's GO."""
@@ -63,14 +70,14 @@ class Queue(NamedTuple):
 
     running: Any
     """int32 [most running]: slots in the batch, by their order"""
+    rung: Any
+    """int32 [slots]: slots that have rung since the last look, `count[RUNG]` of them"""
     ended: Any
-    """int32 [slots]: slots that are to end, a list"""
-    best: Any
-    """int64 [1]: what lanes agree on when they look for the one that goes first"""
-    seen_urgent: Any
-    """uint32 [workers]: the NIC's urgent counts as of the last look"""
+    """int32 [slots]: slots that are to end, `count[ENDING]` of them"""
+    first: Any
+    """int64 [1]: the smallest order that a lane has seen, negated: a maximum over lanes"""
     count: Any
-    """int64 [16]: see the places above"""
+    """int64 [24]: see the places above"""
     reserved: int
     """places in the batch that best-effort requests leave free"""
     layer_preemption: int
@@ -101,6 +108,8 @@ class Plan(NamedTuple):
     """int32 [C]: how many rows"""
     chunk_first: Any
     """int32 [C]: the position of its first row"""
+    chunk_sample: Any
+    """int32 [C]: its sample, -1 = it draws none"""
     sample_row: Any
     """int32 [S]: the row whose logits the sample is drawn from"""
     sample_slot: Any
@@ -123,13 +132,13 @@ class Paused(NamedTuple):
     """float32 [T * D]"""
 
 
-def allocate(slots: int, rows: int, running: int, context: int, reserved: int, workers: int) -> tuple[Slots, Queue]:
-    """Empty state for `slots` slots, steps of up to `rows` rows, and at most `running` requests at a time.
+def allocate(
+    slots: int, running: int, context: int, reserved: int = 0, layer_preemption: bool = True
+) -> tuple[Slots, Queue]:
+    """Empty state for `slots` slots of up to `context` tokens, and at most `running` requests at a time.
 
     `reserved` of the `running` places are for urgent requests only.
     """
-    if running > rows:
-        raise ValueError(f"{running} running requests need at least as many rows a step, not {rows}")
 
     def i32(*shape):
         return np.zeros(shape, np.int32)
@@ -162,18 +171,20 @@ def allocate(slots: int, rows: int, running: int, context: int, reserved: int, w
     )
     queue = Queue(
         running=i32(running),
+        rung=i32(slots),
         ended=i32(slots),
-        best=i64(1),
-        seen_urgent=u32(workers),
-        count=i64(16),
+        first=i64(1),
+        count=i64(24),
         reserved=reserved,
-        layer_preemption=1,
+        layer_preemption=int(layer_preemption),
     )
     return table, queue
 
 
 def allocate_plan(rows: int, running: int) -> Plan:
     """An empty plan of up to `rows` rows for `running` requests."""
+    if running > rows:
+        raise ValueError(f"{running} running requests need at least as many rows a step, not {rows}")
 
     def i32(n):
         return np.zeros(n, np.int32)
@@ -189,6 +200,7 @@ def allocate_plan(rows: int, running: int) -> Plan:
         chunk_row=i32(running),
         chunk_rows=i32(running),
         chunk_first=i32(running),
+        chunk_sample=i32(running),
         sample_row=i32(running),
         sample_slot=i32(running),
         draw=np.zeros(running, np.int64),

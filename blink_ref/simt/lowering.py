@@ -49,6 +49,13 @@ def _bf16(typing_context, bits):
     return types.float32(bits), codegen
 
 
+def _f32_of_bits(typing_context, bits):
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], F32)
+
+    return types.float32(types.uint32), codegen
+
+
 def _fp16(typing_context, bits):
     def codegen(context, builder, signature, args):
         return builder.fpext(builder.bitcast(args[0], ir.HalfType()), F32)
@@ -102,6 +109,7 @@ def _divide(typing_context, a, b):
 
 COMMON: dict[Callable[..., Any], Definition] = {
     words.bf16: _bf16,
+    words.f32_of_bits: _f32_of_bits,
     words.fp16: _fp16,
     words.widen: _widen,
     words.divide: _divide,

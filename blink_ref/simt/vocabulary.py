@@ -180,6 +180,11 @@ def bf16(bits):
     return np.uint32(int(bits) << 16).view(np.float32)
 
 
+def f32_of_bits(bits):
+    """float32 given as uint32 bits."""
+    return np.uint32(bits).view(np.float32)
+
+
 def fp16(bits):
     """float32 with the value of an IEEE half given as int16 bits (signed, to tell it from bf16)."""
     return np.float32(np.int16(bits).view(np.float16))

@@ -1,0 +1,199 @@
+"""Prefix sharing: whole pages are found by the tokens in them and before them.
+
+Keys and values of a position depend on the tokens up to it and on nothing else, so two requests whose
+texts begin alike can hold the same pages. A full page is filed under the hash of all tokens up to its end, a
+chain over the pages before it (vLLM's automatic prefix caching; SGLang's RadixAttention keeps a tree).
+The hash only finds: a page is shared when its tokens are equal and its parent is the page found before it,
+so no collision shows one request another's text.
+
+Of pages with equal text one is filed, and whoever makes a second gives it up for the first. So a page's
+parent is filed as long as the page is: a slot that holds a page holds its parents too, and lets go of the
+last page first, so the parent is always the newer of the two among the unused.
+"""
+
+from ..simt import device
+from ..simt.vocabulary import barrier, block_threads, divide, i32, i64, thread_id, u64
+from .pages import hold, leave_unused, let_go
+
+OFFSET, PRIME = u64(0xCBF29CE484222325), u64(0x100000001B3)
+"""Of FNV-1a (Fowler, Noll, Vo), here over tokens in place of bytes."""
+MIX_1, MIX_2 = u64(0xBF58476D1CE4E5B9), u64(0x94D049BB133111EB)
+"""Of the finalizer of SplitMix64 (Steele et al., 2014)."""
+NONE = -1
+
+
+def shared_spec(texts: list[list[int]], text: list[int], page_size: int) -> int:
+    """Positions of `text` that a cache holds which has seen `texts`: whole pages, and never the last position,
+    whose logits are wanted."""
+
+    def alike(other: list[int]) -> int:
+        differ = (n for n, (a, b) in enumerate(zip(other, text, strict=False)) if a != b)
+        return next(differ, min(len(other), len(text)))
+
+    longest = max((alike(other) // page_size for other in texts), default=0)
+    return min(longest, (len(text) - 1) // page_size) * page_size
+
+
+def chain_spec(tokens: list[int], page_size: int) -> list[int]:
+    """The hash of each whole page of `tokens`."""
+    mask, before, chain = 2**64 - 1, 0, []
+    for n in range(len(tokens) // page_size):
+        own = int(OFFSET)
+        for token in tokens[n * page_size : (n + 1) * page_size]:
+            own = (own ^ token) * int(PRIME) & mask
+        before ^= own
+        before = (before ^ before >> 30) * int(MIX_1) & mask
+        before = (before ^ before >> 27) * int(MIX_2) & mask
+        before ^= before >> 31
+        chain.append(before)
+    return chain
+
+
+@device
+def page_hash(token, slot, first, n):
+    """Hash of ``token[slot, first:first+n]`` alone. One lane."""
+    h = OFFSET
+    for i in range(n):
+        h = (h ^ u64(token[slot, first + i])) * PRIME
+    return h
+
+
+@device
+def chained(before, own):
+    """The chain's next link: the hash up to the page before, and the page's own. One lane."""
+    h = before ^ own
+    h = (h ^ (h >> u64(30))) * MIX_1
+    h = (h ^ (h >> u64(27))) * MIX_2
+    return h ^ (h >> u64(31))
+
+
+@device
+def look_up(slots, cache, slot):
+    """Write into the slot's page table, for each page but the last position's, a cached page or NONE.
+
+    All lanes of one block, after a barrier; ends with one. Only tokens are compared here, by all lanes at
+    once; :func:`found_pages` sees which follow each other.
+    """
+    size, known = i64(cache.page_size), i64(slots.known[slot])
+    whole, most = divide(known, size)[0], divide(known - 1, size)[0]
+    i = i64(slots.hashed[slot]) + thread_id()
+    while i < whole:
+        cache.chain[slot, i] = page_hash(slots.token, slot, i * size, size)
+        i += block_threads()
+    barrier()
+    if thread_id() == 0:
+        link_chain(slots, cache, slot, whole)
+    barrier()
+    i = i64(thread_id())
+    while i < most:
+        cache.table[slot, i] = i32(find(slots, cache, slot, i, i64(NONE)))
+        i += block_threads()
+    barrier()
+
+
+@device
+def link_chain(slots, cache, slot, whole):
+    """Make the pages' own hashes, from `hashed` on, a chain of `whole` pages. One lane."""
+    for i in range(i64(slots.hashed[slot]), whole):
+        before = u64(0)
+        if i > 0:
+            before = cache.chain[slot, i - 1]
+        cache.chain[slot, i] = chained(before, cache.chain[slot, i])
+    if whole > slots.hashed[slot]:
+        slots.hashed[slot] = i32(whole)
+
+
+@device
+def find(slots, cache, slot, i, parent):
+    """The filed page with the text of the slot's page number i, or NONE. One lane.
+
+    `parent` is 1 + the page before, 0 for the first; NONE = whatever it is.
+    """
+    wanted = cache.chain[slot, i]
+    page = i64(cache.bucket[bucket_of(cache, wanted)]) - 1
+    while page != NONE:
+        right = cache.hash[page] == wanted and (parent == NONE or cache.parent[page] == parent)
+        if right and same_tokens(slots, cache, slot, i, page):
+            break
+        page = i64(cache.following[page]) - 1
+    return page
+
+
+@device
+def same_tokens(slots, cache, slot, i, page):
+    """Whether a page holds the tokens of the slot's page number i. One lane."""
+    size = i64(cache.page_size)
+    n = i64(0)
+    while n < size and cache.token[page, n] == slots.token[slot, i * size + n]:
+        n += 1
+    return n == size
+
+
+@device
+def found_pages(slots, cache, slot):
+    """How many of the pages that :func:`look_up` wrote follow each other from the first on. One lane."""
+    most = divide(i64(slots.known[slot]) - 1, i64(cache.page_size))[0]
+    n, before = i64(0), i64(0)
+    while n < most and cache.sharing == 1:
+        page = i64(cache.table[slot, n])
+        if page == NONE or cache.parent[page] != before:
+            break
+        before = page + 1
+        n += 1
+    return n
+
+
+@device
+def file_page(slots, cache, slot, i):
+    """The slot's page number i is full: file it, or hold the page filed before with the same text. One lane.
+
+    Returns the page given up for the other, or NONE.
+    """
+    page, parent = i64(cache.table[slot, i]), i64(0)
+    if i > 0:
+        parent = i64(cache.table[slot, i - 1]) + 1
+    size = i64(cache.page_size)
+    if i >= slots.hashed[slot]:
+        cache.chain[slot, i] = page_hash(slots.token, slot, i * size, size)
+        link_chain(slots, cache, slot, i + 1)
+    other = find(slots, cache, slot, i, parent)
+    if other == page:
+        return i64(NONE)
+    if other != NONE:
+        hold(cache, other)
+        cache.table[slot, i] = i32(other)
+        let_go(cache, page, 0)
+        return page
+    for n in range(size):
+        cache.token[page, n] = slots.token[slot, i * size + n]
+    cache.hash[page] = cache.chain[slot, i]
+    cache.parent[page] = i32(parent)
+    at = bucket_of(cache, cache.hash[page])
+    cache.following[page] = cache.bucket[at]
+    cache.bucket[at] = i32(page + 1)
+    cache.filed[page] = i32(1)
+    return i64(NONE)
+
+
+@device
+def evict_oldest(cache):
+    """Take the cached page unused for longest out of its bucket; the caller is its first holder. One lane."""
+    page = i64(cache.newer[cache.pages])
+    leave_unused(cache, page)
+    at = bucket_of(cache, cache.hash[page])
+    if cache.bucket[at] == page + 1:
+        cache.bucket[at] = cache.following[page]
+    else:
+        other = i64(cache.bucket[at]) - 1
+        while cache.following[other] != page + 1:
+            other = i64(cache.following[other]) - 1
+        cache.following[other] = cache.following[page]
+    cache.filed[page] = i32(0)
+    cache.references[page] = i32(1)
+    return page
+
+
+@device
+def bucket_of(cache, h):
+    """The bucket of a hash. One lane."""
+    return i64(h & u64(cache.bucket.shape[0] - 1))

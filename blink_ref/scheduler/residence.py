@@ -1,0 +1,159 @@
+"""Who has pages and a place in the batch: taking, giving back, and being preempted.
+
+Pages are taken as positions are computed, not set aside. When there is none left, whoever goes last gives
+all of its pages back and waits again (preemption by recompute: vLLM). Its whole pages stay cached for
+as long as nobody needs the room, so what it computes again is often little. Whoever goes first can take
+the pages of all others, and the pool holds any single request, so there is always somebody who gets on.
+"""
+
+from ..kvcache.pages import FREE, hold, let_go, pages_for, pop_free, spare_pages
+from ..kvcache.prefix import evict_oldest
+from ..ring.device import worker_of
+from ..ring.layout import (
+    CACHED,
+    EVENT_EVICT,
+    EVENT_HOLD,
+    EVENT_PREEMPT,
+    EVENT_RELEASE,
+    READY,
+)
+from ..simt import device
+from ..simt.vocabulary import i32, i64, u32
+from .state import DEALING, EVICTED, PREEMPTED, RUNNING, WAITING
+from .trace import event
+
+RECORDS_A_SAMPLE = 2
+"""A sample sends a token, and maybe the END."""
+
+
+def victim_spec(running: list[tuple[int, bool]], mine: int) -> int | None:
+    """Who of the running gives way to number `mine`: the last one behind it, or who stalls; None = nobody.
+
+    `running` are (order, whether its client does not read), by order.
+    """
+    able = [n for n, (_, stalled) in enumerate(running) if n > mine or (stalled and n != mine)]
+    return max(able, default=None)
+
+
+@device
+def take_page(window, slots, queue, cache, slot):
+    """One page more for a slot; there is a spare one. One lane."""
+    if cache.count[FREE] > 0:
+        page = pop_free(cache)
+    else:
+        page = evict_oldest(cache)
+        queue.count[EVICTED] += 1
+        event(window, queue, EVENT_EVICT, i64(0), page)
+    place = i64(slots.pages[slot])
+    cache.table[slot, place] = i32(page)
+    slots.pages[slot] = i32(place + 1)
+    show_page(window, queue, cache, slot, place)
+
+
+@device
+def share_page(window, slots, queue, cache, slot):
+    """The slot holds the cached page that is next in its table. One lane."""
+    place = i64(slots.pages[slot])
+    hold(cache, i64(cache.table[slot, place]))
+    slots.pages[slot] = i32(place + 1)
+    show_page(window, queue, cache, slot, place)
+
+
+@device
+def show_page(window, queue, cache, slot, place):
+    """The page at a place of the slot's table has it for an owner, as far as one can see. One lane."""
+    page = i64(cache.table[slot, place])
+    window.owner[page] = u32(slot << 16 | (place + 1))
+    event(window, queue, EVENT_HOLD, slot, place << 20 | page)
+
+
+@device
+def release_pages(window, slots, queue, cache, slot):
+    """The slot lets go of its pages, the last one first, so that it is reused first. One lane."""
+    place = i64(slots.pages[slot]) - 1
+    while place >= 0:
+        page = i64(cache.table[slot, place])
+        let_go(cache, page, slots.flight[slot])
+        if cache.references[page] == 0:
+            window.owner[page] = u32(CACHED * i64(cache.filed[page]))
+        event(window, queue, EVENT_RELEASE, slot, i64(cache.filed[page]) << 20 | page)
+        place -= 1
+    slots.pages[slot] = i32(0)
+
+
+@device
+def secure(window, slots, queue, cache, slot, n):
+    """Pages for the slot's next n positions, if need be from others; returns for how many it has them. One lane."""
+    size = i64(cache.page_size)
+    needed = pages_for(i64(slots.done[slot]) + n, size)
+    while slots.pages[slot] < needed:
+        if spare_pages(cache) == 0:
+            victim = find_victim(window, slots, queue)
+            if victim < 0:
+                break
+            preempt(window, slots, queue, cache, victim)
+        else:
+            take_page(window, slots, queue, cache, slot)
+    return max(i64(0), min(n, i64(slots.pages[slot]) * size - i64(slots.done[slot])))
+
+
+@device
+def find_victim(window, slots, queue):
+    """Who gives way to the slot being dealt (see :func:`victim_spec`), or -1. One lane.
+
+    Not who has rows in a paused step, nor, what would be in vain, who has no pages.
+    """
+    mine = queue.count[DEALING]
+    n = i64(queue.count[RUNNING]) - 1
+    while n >= 0:
+        slot = i64(queue.running[n])
+        able = n != mine and slots.flight[slot] == 0 and slots.pages[slot] > 0
+        if able and (n > mine or stalls(window, slot)):
+            return slot
+        n -= 1
+    return i64(-1)
+
+
+@device
+def stalls(window, slot):
+    """Whether the slot's worker has no room for a sample's records. One lane."""
+    return window.room[worker_of(window, slot)] < RECORDS_A_SAMPLE
+
+
+@device
+def preempt(window, slots, queue, cache, slot):
+    """A running slot gives its pages and its place away, and waits again with the tokens it knows. One lane."""
+    event(window, queue, EVENT_PREEMPT, slot, slots.known[slot])
+    release_pages(window, slots, queue, cache, slot)
+    leave_batch(queue, slot)
+    slots.done[slot] = i32(0)
+    slots.state[slot] = i32(READY)
+    window.state[slot] = u32(READY)
+    window.position[slot] = u32(0)
+    queue.count[WAITING] += 1
+    queue.count[PREEMPTED] += 1
+
+
+@device
+def join_batch(slots, queue, slot):
+    """A slot takes its place among the running, by its order. One lane."""
+    n = i64(queue.count[RUNNING])
+    while n > 0 and slots.order[queue.running[n - 1]] > slots.order[slot]:
+        queue.running[n] = queue.running[n - 1]
+        n -= 1
+    queue.running[n] = i32(slot)
+    queue.count[RUNNING] += 1
+
+
+@device
+def leave_batch(queue, slot):
+    """Close the gap that a running slot leaves. One lane."""
+    running, kept = i64(queue.count[RUNNING]), i64(0)
+    for n in range(running):
+        if queue.running[n] == slot:
+            if n < queue.count[DEALING]:
+                queue.count[DEALING] -= 1
+        else:
+            queue.running[kept] = queue.running[n]
+            kept += 1
+    queue.count[RUNNING] = kept
