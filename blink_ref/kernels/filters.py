@@ -1,13 +1,16 @@
 """Drawing from some of the tokens only: min-p, top-k and top-p, exactly, over the whole vocabulary.
 
-Each of the three keeps the tokens whose logit reaches a bar, so none needs a sort: a bar is found by
-bisection. Float32 numbers are in the same order as their bits, read as integers, so some thirty halvings
-end at one number, and mostly half as many at one token. Tokens as likely as the last one kept are kept too.
+Each of the three keeps the tokens whose logit reaches a bar, so none needs a sort. min-p's bar is a formula.
+Top-k's is found by bisection: float32 numbers are in the order of their bits, read as integers, so at most 32
+halvings end at one number, and mostly half as many at one token. Top-p's is never found: what matters is
+whether the token drawn reaches it. Where it does not, neither does any token as unlikely, and the draw is
+repeated from the likelier ones with the same noise. That is rejection, as in FlashInfer's sorting-free
+sampling; but since the noise stays, it ends with the very token that the tokens above the bar would have given.
+Tokens exactly as likely as the last one kept are kept too.
 
 The order is vLLM's: min-p (Nguyen et al., 2024) first, then top-k, then top-p (Holtzman et al., 2020), whose
 share is of what the others left. Probabilities are at the request's temperature, after penalties and biases.
-They are summed as integers, so that a bar does not depend on how many lanes share out the sum. The draw is
-then the one of :mod:`.sampling`, of the tokens kept and with the same noise.
+They are summed as integers, so that no result depends on how many lanes share out the sum.
 """
 
 import math
@@ -20,6 +23,9 @@ from .agree import NOTHING, block_max, block_sum
 from .logprobs import mass, mass_spec, put_logprobs
 from .penalties import NEVER, adjust
 from .sampling import gumbel_spec, philox_spec, score
+
+MOST_NOISE = f32(17.0)
+"""More than :func:`.sampling.gumbel` ever gives, which is 16.7."""
 
 KEY_OF_NEVER = -0x7F800000
 """The :func:`order` of -inf."""
@@ -36,7 +42,7 @@ def kept_spec(adjusted: np.ndarray, temperature: float, top_k: int, top_p: float
         kept &= adjusted >= np.sort(adjusted[kept])[-top_k:][0]
     if 0 < top_p < 1:
         mass = mass_spec(np.where(kept, adjusted, NEVER), top, t)
-        goal = max(1, int(np.float32(mass.sum()) * np.float32(top_p)))
+        goal = min(max(1, int(np.float32(mass.sum()) * np.float32(top_p))), mass.sum())
         order = np.argsort(-adjusted)
         kept &= adjusted >= adjusted[order][np.argmax(mass[order].cumsum() >= goal)]
     return kept
@@ -80,12 +86,15 @@ def draw_filtered(block, plan, samples, slots, sampling, model, act):
 
 @device
 def draw_kept(block, plan, s, slot, sampling, model, act):
-    """The rank key of the token drawn from ``act.adjusted[s]``. All lanes of one block call it and get it."""
+    """The rank key of the token drawn from ``act.adjusted[s]``. All lanes of one block call it and get it.
+
+    Tokens that min-p leaves out become -inf there; each lane reads only what it writes itself.
+    """
     vocab = i64(model.vocab)
     at = i64(s) * vocab
     adjusted = act.adjusted[at : at + vocab]
     bits = adjusted.view(np.int32)
-    temperature, seed, position = plan.temperature[s], plan.seed[s], plan.draw[s]
+    temperature, top_p = plan.temperature[s], sampling.top_p[slot]
     best = NOTHING
     token = i64(thread_id())
     while token < vocab:
@@ -93,28 +102,29 @@ def draw_kept(block, plan, s, slot, sampling, model, act):
         token += block_threads()
     best = block_max(block, best)
     likeliest = rank_index(best)
-    if temperature != f32(0.0) and adjusted[likeliest] > NEVER:
-        bar = lowest_kept(block, adjusted, bits, vocab, likeliest, temperature, slot, sampling)
-        best = NOTHING
-        token = i64(thread_id())
-        while token < vocab:
-            if order(bits[token]) >= bar:
-                best = max(best, rank(score(adjusted[token], temperature, seed, position, token), token))
-            token += block_threads()
-        best = block_max(block, best)
+    top, end = adjusted[likeliest], order(bits[likeliest]) + 1
+    if temperature == f32(0.0) or top == NEVER:
+        return best
+    leave_out(adjusted, vocab, top, temperature, sampling.min_p[slot])
+    bar = bar_of_top_k(block, bits, vocab, end, i64(sampling.top_k[slot]))
+    has_share = top_p > f32(0.0) and top_p < f32(1.0)
+    goal = i64(0)
+    if has_share:
+        total = mass_of(block, adjusted, bits, vocab, bar, end, top, temperature)
+        goal = min(max(i64(1), i64(f32(total) * top_p)), total)
+    kept = False
+    while not kept:
+        best = draw_from(block, plan, s, adjusted, bits, vocab, bar, likeliest)
+        bar = order(bits[rank_index(best)]) + 1
+        kept = True
+        if has_share:
+            kept = mass_of(block, adjusted, bits, vocab, bar, end, top, temperature) < goal
     return best
 
 
 @device
-def lowest_kept(block, adjusted, bits, vocab, likeliest, temperature, slot, sampling):
-    """The bar of the tokens that the slot's filters keep. All lanes of one block call it and get it.
-
-    Tokens below min-p's bar become -inf in `adjusted`; `bits` are the same numbers. Each lane reads only what
-    it writes itself.
-    """
-    top_k, top_p, min_p = i64(sampling.top_k[slot]), sampling.top_p[slot], sampling.min_p[slot]
-    top = adjusted[likeliest]
-    bar, end = i64(KEY_OF_NEVER + 1), order(bits[likeliest]) + 1
+def leave_out(adjusted, vocab, top, temperature, min_p):
+    """Min-p: -inf for tokens with a probability below `min_p` times that of the logit `top`. All lanes."""
     if min_p > f32(0.0):
         least = top + temperature * f32(math.log(min_p))
         token = i64(thread_id())
@@ -122,37 +132,43 @@ def lowest_kept(block, adjusted, bits, vocab, likeliest, temperature, slot, samp
             if adjusted[token] < least:
                 adjusted[token] = NEVER
             token += block_threads()
+
+
+@device
+def bar_of_top_k(block, bits, vocab, end, top_k):
+    """The highest :func:`order` that `top_k` tokens reach, or that of all tokens above -inf where they are fewer.
+
+    None is at `end` or above. All lanes of one block call it and get it.
+    """
+    bar, above = i64(KEY_OF_NEVER + 1), i64(0)
     if top_k > 0:
-        n = count(block, bits, vocab, bar, end)
-        if n > top_k:
-            bar = bar_reaching(block, adjusted, bits, vocab, bar, end, n, top_k, top, temperature, False)
-    if top_p > f32(0.0) and top_p < f32(1.0):
-        n = count(block, bits, vocab, bar, end)
-        mass = mass_of(block, adjusted, bits, vocab, bar, end, top, temperature)
-        goal = max(i64(1), i64(f32(mass) * top_p))
-        bar = bar_reaching(block, adjusted, bits, vocab, bar, end, n, goal, top, temperature, True)
+        inside = count(block, bits, vocab, bar, end)  # from `bar` to below `end`; those above are `above`
+        while inside + above > top_k and inside > 1 and end - bar > 1:
+            middle = bar + ((end - bar) >> 1)
+            n = count(block, bits, vocab, middle, end)
+            if above + n >= top_k:
+                bar, inside = middle, n
+            else:
+                end, inside, above = middle, inside - n, above + n
     return bar
 
 
 @device
-def bar_reaching(block, adjusted, bits, vocab, bar, end, inside, goal, top, temperature, by_mass):
-    """The highest bar from `bar` on above which the tokens weigh `goal`: by their mass, or one each.
+def draw_from(block, plan, s, adjusted, bits, vocab, bar, likeliest):
+    """The rank key of the best score of tokens whose :func:`order` is `bar` or higher, as the likeliest's is.
 
-    `inside` tokens lie from `bar` to below `end`. Those from `bar` on reach the goal, and none is at `end` or
-    above. All lanes of one block call it and get it.
+    All lanes of one block call it and get it. Noise is made only where it can win: a sum rounds no lower if
+    its parts grow, so a score is at most that with more noise than there is.
     """
-    above = i64(0)
-    while inside > 1 and end - bar > 1:
-        middle = bar + ((end - bar) >> 1)
-        n = count(block, bits, vocab, middle, end)
-        weight = n
-        if by_mass:
-            weight = mass_of(block, adjusted, bits, vocab, middle, end, top, temperature)
-        if above + weight >= goal:
-            bar, inside = middle, n
-        else:
-            end, inside, above = middle, inside - n, above + weight
-    return bar
+    temperature, seed, position = plan.temperature[s], plan.seed[s], plan.draw[s]
+    good = score(adjusted[likeliest], temperature, seed, position, likeliest)
+    best = rank(good, likeliest)
+    token = i64(thread_id())
+    while token < vocab:
+        if order(bits[token]) >= bar and adjusted[token] / temperature + MOST_NOISE >= good:
+            best = max(best, rank(score(adjusted[token], temperature, seed, position, token), token))
+        token += block_threads()
+    return block_max(block, best)
 
 
 @device
@@ -187,6 +203,10 @@ def order(bits):
     return bits if bits >= 0 else i64(-(2**31)) - bits
 
 
-def cost(samples: int, vocab: int, halvings: int) -> tuple[int, int]:
-    """(bytes, FLOPs) of a draw whose bars take that many halvings: two passes, and one a halving, no floats."""
-    return 4 * samples * vocab * (2 + halvings), 0
+def cost(samples: int, vocab: int, halvings: int, draws: int) -> tuple[int, int]:
+    """(bytes, FLOPs) of samples whose top-k takes that many halvings, and whose top-p that many draws.
+
+    The logits are read for the likeliest, min-p, top-p's share, once a halving, and twice a draw, which makes
+    sixty operations of noise and ten of mass for each token that is still in.
+    """
+    return 4 * samples * vocab * (3 + halvings + 2 * draws), 70 * samples * vocab * draws

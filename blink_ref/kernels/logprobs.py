@@ -26,7 +26,7 @@ def spec(logits: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 def mass_spec(x: np.ndarray, top: np.float32, temperature: np.float32) -> np.ndarray:
     """The probabilities of logits x, relative to that of the logit `top`, in units of 1 / WHOLE; int64."""
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         relative = np.where(x == top, np.float32(1), np.exp((x - top) / temperature))
     return (relative * np.float32(WHOLE)).astype(np.int64)
 
@@ -77,8 +77,8 @@ def best_below(block, logits, vocab, last):
     token = i64(thread_id())
     while token < vocab:
         key = rank(logits[token], token)
-        if key < last:
-            best = max(best, key)
+        key = key if key < last else NOTHING  # not a branch: LLVM makes vectors of this loop
+        best = max(best, key)
         token += block_threads()
     return block_max(block, best)
 
