@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from blink_ref.errors import BlinkError
 from blink_ref.model.config import ModelConfig
-from blink_ref.model.store import resolve
+from blink_ref.model.store import TINY, resolve
 from blink_ref.model.tokenizer import Tokenizer
 
 DATA = Path(__file__).parent / "data"
@@ -24,6 +24,11 @@ LACKED_PLANES = range(0x40000, 0xC0000)
 @pytest.fixture(scope="session")
 def smollm2():
     return Tokenizer.load(resolve("smollm2"))
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    return Tokenizer.load(TINY)
 
 
 @pytest.fixture
@@ -197,3 +202,28 @@ def test_a_missing_or_corrupt_tokenizer_names_its_file(folder):
 
 def test_end_of_text_ids_are_those_of_the_configs(folder):
     assert load(folder).eos_ids == (1, 2)
+
+
+@given(st.text(max_size=30))
+def test_the_bytes_of_a_texts_tokens_are_those_of_the_text(tiny, text):
+    try:
+        ids = tiny.encode(text)
+    except BlinkError:
+        return
+    assert b"".join(map(tiny.token_bytes, ids)) == text.encode()
+
+
+def test_a_control_token_stands_for_its_name_and_an_id_without_a_token_for_nothing(folder):
+    tokenizer = load(folder)
+    assert tokenizer.token_bytes(1) == b"</s>"
+    assert tokenizer.token_bytes(10_000) == b""
+
+
+def test_bytes_of_a_sentencepiece_vocabulary_are_its_bytes_and_its_underscores_spaces(tmp_path):
+    vocab = {"<unk>": 0, "<0xE2>": 1, "▁is": 2, "it": 3}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    tokenizer.decoder = tokenizers.decoders.ByteFallback()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text('{"bos_token_id": 0, "eos_token_id": 0}')
+    made = load(tmp_path)
+    assert [made.token_bytes(n) for n in (1, 2, 3)] == [b"\xe2", b" is", b"it"]

@@ -29,8 +29,9 @@ class Tokenizer:
         self._plain.encode_special_tokens = True
         self.vocab = self._plain.get_vocab_size(with_added_tokens=True)
         _, self.eos_ids = bos_and_eos(path)
-        added = self._plain.get_added_tokens_decoder().items()
-        self._special = {token.content: token_id for token_id, token in added if token.special}
+        added = self._plain.get_added_tokens_decoder()
+        self._added = {token_id: token.content for token_id, token in added.items()}
+        self._special = {token.content: token_id for token_id, token in added.items() if token.special}
         longest_first = sorted(self._special, key=len, reverse=True)
         self._special_pattern = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
         file = path / "tokenizer_config.json"
@@ -38,7 +39,10 @@ class Tokenizer:
         names = _special_names(settings)
         self._template = _template(path, settings, names)
         self._bos = self._leading_bos(settings, names)
-        self._unknown_bytes = _unknown_bytes(self._plain)
+        self._byte_of = _bytes_by_letter(self._plain)
+        # SmolLM2's vocabulary lacks six control characters.
+        lacking = [byte for letter, byte in self._byte_of.items() if self._plain.token_to_id(letter) is None]
+        self._unknown_bytes = bytes(lacking)
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
@@ -64,6 +68,18 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of ``ids``; an incomplete UTF-8 sequence shows as U+FFFD."""
         return self._plain.decode(list(ids), skip_special_tokens=skip_special)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for within a text; none of an id that pads the vocabulary."""
+        if (token := self._added.get(token_id) or self._plain.id_to_token(token_id)) is None:
+            return b""
+        if token_id in self._added:
+            return token.encode()
+        if self._byte_of:
+            return bytes(self._byte_of[letter] for letter in token)
+        if byte := re.fullmatch(r"<0x([0-9A-F]{2})>", token):  # SentencePiece's, for what has no token
+            return bytes.fromhex(byte[1])
+        return token.replace("▁", " ").encode()
 
     def chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
         """The prompt that the model's chat template makes of ``messages`` (``role`` and ``content`` each).
@@ -128,14 +144,13 @@ def _parse(file: Path) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _unknown_bytes(tokenizer: tokenizers.Tokenizer) -> bytes:
-    """Bytes that a byte-level vocabulary has no token for. SmolLM2 lacks six control characters."""
+def _bytes_by_letter(tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
+    """The byte that each letter of a byte-level vocabulary stands for; empty for another vocabulary."""
     if not isinstance(tokenizer.decoder, tokenizers.decoders.ByteLevel):
-        return b""
+        return {}
     mapping = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     letters = "".join(piece for piece, _ in mapping.pre_tokenize_str(EVERY_BYTE))
-    letter_of = dict(zip(EVERY_BYTE.encode(), letters, strict=True))
-    return bytes(byte for byte, letter in letter_of.items() if tokenizer.token_to_id(letter) is None)
+    return dict(zip(letters, EVERY_BYTE.encode(), strict=True))
 
 
 def _special_names(settings: dict[str, Any]) -> dict[str, str]:
