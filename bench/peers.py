@@ -57,7 +57,7 @@ class BlinkRef:
         while nic.running:
             events = nic.poll()
             now = time.perf_counter()
-            for handle, token, _ in events:
+            for handle, token, *_ in events:
                 if token is not None:
                     answers[handle].append(token)
                     times[handle].append(now)

@@ -2,14 +2,13 @@
 
 import argparse
 import json
-import math
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from blink_ref import __version__
+from blink_ref import __version__, arguments
 from blink_ref.errors import BlinkError
 
 if TYPE_CHECKING:
@@ -85,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_generate(commands)
     _add_serve(commands)
+    _add_trace(commands)
     _add_model(commands)
     _add_layout(commands)
     _add_doctor(commands)
@@ -114,14 +114,7 @@ def _add_generate(commands: Any) -> None:
     )
     parser.add_argument("prompt", help="the prompt; - reads it from standard input, byte for byte")
     _add_engine_options(parser)
-    parser.add_argument(
-        "--max-tokens", type=_at_least(1), help="most tokens to generate (default 128, or what fits)"
-    )
-    parser.add_argument(
-        "--temperature", type=_temperature, default=0.0, help="temperature of sampling; 0, the default, is greedy"
-    )
-    parser.add_argument("--seed", type=_at_least(0), default=0, help="seed of sampling (default 0)")
-    parser.add_argument("--ignore-eos", action="store_true", help="go on after an end-of-text token")
+    arguments.add_request(parser)
     parser.add_argument(
         "--watch", action="store_true", help="show ring, pages, batch and phases as it runs, if on a terminal"
     )
@@ -138,7 +131,33 @@ def _add_serve(commands: Any) -> None:
     )
     _add_engine_options(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
-    parser.add_argument("--port", type=_port, default=8000, help="port (default 8000); 0 picks a free one")
+    parser.add_argument(
+        "--port", type=arguments.port, default=8000, help="port (default 8000); 0 picks a free one"
+    )
+
+
+def _add_trace(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "trace",
+        _trace,
+        "record what the scheduler does, for Perfetto and as a picture",
+        'blink-ref trace --model tiny "Once upon a time" "It was a"',
+    )
+    parser.add_argument("prompt", nargs="*", help="prompts, all at once; without any, twelve that show much")
+    parser.add_argument("--file", help="more prompts, one a line")
+    _add_engine_options(parser)
+    parser.add_argument("--max-tokens", type=arguments.at_least(1), help="most tokens of each answer (default 64)")
+    parser.add_argument("--out", default="trace.json", help="file for Perfetto (default trace.json)")
+    parser.add_argument("--picture", default="trace.svg", help="file for the picture (default trace.svg)")
+    parser.add_argument(
+        "--attach",
+        nargs="?",
+        const="",
+        metavar="WINDOW",
+        help="record an engine that runs: the one of this window, or, without it, the only one",
+    )
+    parser.add_argument("--seconds", type=arguments.seconds, default=5.0, help="how long to attach (default 5)")
 
 
 def _add_engine_options(parser: argparse.ArgumentParser) -> None:
@@ -148,7 +167,9 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target", choices=["auto", "cuda", "cpu", "python"], default="auto", help="where the kernel runs"
     )
-    parser.add_argument("--sms", type=_at_least(0), default=0, help="blocks of the kernel (default 0: all)")
+    parser.add_argument(
+        "--sms", type=arguments.at_least(0), default=0, help="blocks of the kernel (default 0: all)"
+    )
 
 
 def _add_model(commands: Any) -> None:
@@ -198,6 +219,12 @@ def _serve(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise BlinkError(f"serve needs {error.name}; install it with `pip install 'blink-ref[serve]'`") from None
     return server.run(args)
+
+
+def _trace(args: argparse.Namespace) -> int:
+    from blink_ref.trace import command
+
+    return command.run(args)
 
 
 def _model_list(args: argparse.Namespace) -> int:
@@ -264,28 +291,3 @@ def _fields(half: "np.dtype", writer: str, start: int = 0, prefix: str = "") -> 
         if dtype.base.fields:
             inner = f"{prefix}{name}[0]." if dtype.shape else f"{prefix}{name}."
             yield from _fields(dtype.base, by, start + offset, inner)
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{value} is too small; it must be at least {least}")
-        return value
-
-    parse.__name__ = "integer"  # argparse names the type in its message
-    return parse
-
-
-def _port(text: str) -> int:
-    value = int(text)
-    if not 0 <= value < 2**16:
-        raise argparse.ArgumentTypeError(f"{value} is no port; it must be between 0 and 65535")
-    return value
-
-
-def _temperature(text: str) -> float:
-    value = float(text)
-    if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"{text} is no temperature; it must be 0 (greedy) or more")
-    return value

@@ -561,7 +561,7 @@ pieces = []
 
 def read_outbox(most=None):
     """What the NIC does all day."""
-    for handle, token, reason in nic.poll():
+    for handle, token, reason, _ in nic.poll():
         if handle is journey:
             pieces.append(detokenizer.finish() if token is None else detokenizer.add(token))
         elif token is None:
@@ -675,7 +675,7 @@ again = nic.submit(prompt, max_tokens=24)
 tokens = []
 while nic.running:
     step()
-    tokens += [token for _, token, _ in nic.poll() if token is not None]
+    tokens += [token for _, token, *_ in nic.poll() if token is not None]
 print("slot", again.slot, "generation", again.generation, "pages", cache.table[again.slot, :3])
 print("the same text:", tokenizer.decode(tokens) == "".join(pieces))
 
@@ -721,7 +721,9 @@ def start_and_tell(window, slots, queue, cache, slot, need):
 nic.submit(tokenizer.encode("Emma"), max_tokens=1)
 with simt.swap(admit.start, start_and_tell):
     simt.launch(serve, 2, 4, *arguments, 0, 1, target="python", shared=sizes.shared)
-print([(tokenizer.decode([token]) if token is not None else REASONS[reason]) for _, token, reason in nic.poll()])
+print(
+    [(tokenizer.decode([token]) if token is not None else REASONS[reason]) for _, token, reason, _ in nic.poll()]
+)
 
 # %% [markdown]
 # It ran the same source, with the same arrays, and went on where the compiled kernel had stopped. (The `python`
@@ -796,7 +798,7 @@ def answers(*requests, running=4):
     ended = []
     while own_nic.running:
         simt.launch(serve, small.blocks, 1, *own, 0, 1, target="cpu", shared=small.shared)
-        for handle, token, reason in own_nic.poll():
+        for handle, token, reason, _ in own_nic.poll():
             if reason is None:
                 came[handle][1].append(token)
             else:

@@ -77,7 +77,7 @@ class Client:
     def poll(self) -> int:
         """Take what has come; returns how many tokens that were."""
         count = 0
-        for handle, token, reason in self.nic.poll():
+        for handle, token, reason, _ in self.nic.poll():
             if token is None:
                 self.reasons[handle] = reason
             else:

@@ -45,9 +45,17 @@ class Row:
 
     prompt: list[int]
     max_tokens: int
-    ignore_eos: bool
+    stops: set[int]
+    min_tokens: int
+    deadline: float  # seconds of the monotonic clock
+    logprobs: int | None
     sent: int = 0
     reason: int = 0
+
+
+def scores(token: int, n: int) -> tuple[float, list[tuple[int, float]]]:
+    """What it says of a token's log probabilities: the `n` likeliest are the ids from the token on, in turn."""
+    return -token / 8, [(token + i, -i / 4) for i in range(n)]
 
 
 class FakeGpu:
@@ -58,59 +66,82 @@ class FakeGpu:
         self.size = window.layout.outbox
         self.index = int(window.nic["consumed"][0])
         self.taken = np.zeros(window.layout.slots, np.uint32)
+        self.urgent = int(window.nic["urgent"][0])
         self.rows: dict[int, Row] = {}
 
     def step(self) -> None:
         """Take what has rung, and write one record for each running request that finds room."""
         doorbell, heartbeat = self.window.nic["doorbell"], self.window.gpu["heartbeat"]
+        urgent = int(self.window.nic["urgent"][0])
         for slot in map(int, (doorbell != self.taken).nonzero()[0]):
             assert slot not in self.rows, f"slot {slot} was rung again before its END"
             self.taken[slot] = doorbell[slot]
             self.rows[slot] = self._take(slot)
+        assert (self.urgent - urgent) & 0xFFFFFFFF < 1 << 31, "a request was counted as urgent before it was rung"
         for slot, row in list(self.rows.items()):
             if self.window.nic["cancel"][slot] == self.taken[slot]:
                 row.reason = ring.CANCEL
+            elif time.monotonic() > row.deadline:
+                row.reason = ring.TIME
             if row.reason == 0:
                 self._say(slot, row)
             if row.reason and self._put(slot, ring.END, row.reason):
                 del self.rows[slot]
-        heartbeat[0] += 1
-        heartbeat[1] += bool(self.rows)
-        heartbeat[3] = len(self.rows)
+        heartbeat[ring.BEATS] += 1
+        heartbeat[ring.BEAT_STEPS] += bool(self.rows)
+        heartbeat[ring.BEAT_RUNNING] = len(self.rows)
 
     def serve(self, stop: threading.Event) -> None:
         """Step until ``stop`` is set or the window's stop word is."""
-        self.window.gpu["heartbeat"][2] = ring.SERVING
+        self.window.gpu["heartbeat"][ring.BEAT_STATE] = ring.SERVING
         while not (stop.is_set() or (self.window.nic["stop"][0] and not self.script.stubborn)):
             self.step()
             time.sleep(self.script.delay if self.rows else 0.0005)
         for slot in self.rows:
             self._put(slot, ring.END, ring.SHUTDOWN)
-        self.window.gpu["heartbeat"][2] = ring.STOPPED
+        self.window.gpu["heartbeat"][ring.BEAT_STATE] = ring.STOPPED
 
     def _take(self, slot: int) -> Row:
         request, arena = self.window.nic["request"][slot], self.window.nic["arena"]
-        at, length = int(request["prompt_at"]), int(request["prompt_len"])
-        ignore_eos = bool(request["flags"] & ring.IGNORE_EOS)
-        prompt = arena[at : at + length].tolist()
-        return Row(prompt, int(request["max_tokens"]), ignore_eos, reason=self.script.refuse)
+        at, length, stops = (int(request[name]) for name in ("prompt_at", "prompt_len", "stops"))
+        self.urgent += bool(request["flags"] & ring.URGENT)
+        if leader := int(request["leader"]):
+            rung = self.window.nic["doorbell"][leader - 1]
+            assert rung == request["leader_generation"], "its leader was not rung before"
+            self.window.gpu["heartbeat"][ring.BEAT_FOUND] += length
+        eos = () if request["flags"] & ring.IGNORE_EOS else self.eos_ids
+        return Row(
+            prompt=arena[at : at + length].tolist(),
+            max_tokens=int(request["max_tokens"]),
+            stops={*eos, *arena[at + length : at + length + stops].tolist()},
+            min_tokens=int(request["min_tokens"]),
+            deadline=time.monotonic() + (int(request["time_ms"]) / 1000 or float("inf")),
+            logprobs=int(request["logprobs"]) - 1 if request["logprobs"] else None,
+            reason=self.script.refuse,
+        )
 
     def _say(self, slot: int, row: Row) -> None:
         words = self.script.answer or row.prompt
         token = words[row.sent % len(words)]
-        if not self._put(slot, ring.TOKEN, token):
+        if not self._put(slot, ring.TOKEN, token, row.logprobs):
             return
         row.sent += 1
-        if token in self.eos_ids and not row.ignore_eos:
+        if token in row.stops and row.sent >= row.min_tokens:
             row.reason = ring.STOP
         elif row.sent == row.max_tokens:
             row.reason = ring.LENGTH
 
-    def _put(self, slot: int, kind: int, value: int) -> bool:
+    def _put(self, slot: int, kind: int, value: int, logprobs: int | None = None) -> bool:
         unread = (self.index - int(self.window.nic["consumed"][0])) & 0xFFFFFFFF
         assert unread <= self.size
         if unread == self.size:
             return False
+        if logprobs is not None:
+            at = self.index % self.size
+            own, likeliest = scores(value, logprobs)
+            self.window.gpu["logprob"][at] = np.nan
+            self.window.gpu["logprob"][at, : 1 + logprobs] = [own, *(logprob for _, logprob in likeliest)]
+            self.window.gpu["likely"][at, :logprobs] = [token for token, _ in likeliest]
         self.window.gpu["outbox"][self.index % self.size] = pack_record(self.index, self.size, slot, kind, value)
         self.index = (self.index + 1) & 0xFFFFFFFF
         return True
@@ -152,7 +183,7 @@ def main() -> int:
         "blocks": args.sms or 1,
         "context": config.context,
     }
-    window.gpu["heartbeat"][2] = ring.SERVING
+    window.gpu["heartbeat"][ring.BEAT_STATE] = ring.SERVING
     print(script.noise + json.dumps(ready), flush=True)
     FakeGpu(window, script, config.eos_ids).serve(stop)
     window.unlink()

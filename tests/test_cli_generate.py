@@ -1,16 +1,21 @@
 """``blink-ref generate`` as a process, with a fake engine and with the real one."""
 
+import argparse
 import json
 import os
 import re
 import subprocess
 
 import pytest
+from fake_engine import scores
 from processes import COMMAND, ENGINES, Bench
 
+from blink_ref import arguments
 from blink_ref.model.store import TINY
 from blink_ref.model.tokenizer import Tokenizer
-from blink_ref.nic.generate import Answer
+from blink_ref.nic.generate import Answer, request_parameters
+from blink_ref.nic.parameters import Parameters
+from blink_ref.ring.layout import TIME
 
 PROMPT = "It is a truth — 😀"
 MANY = 600
@@ -42,7 +47,9 @@ def test_text_goes_to_standard_output_and_one_summary_line_to_standard_error(ben
 
 
 def test_the_json_object_says_everything(bench, tokenizer):
-    process = bench.start("generate", "--model", "tiny", "--max-tokens", str(MANY), "--ignore-eos", "--json", PROMPT)
+    process = bench.start(
+        "generate", "--model", "tiny", "--max-tokens", str(MANY), "--ignore-eos", "--json", PROMPT
+    )
     out, err = process.communicate(timeout=120)
     said = json.loads(out)
     assert err == b""
@@ -80,6 +87,87 @@ def test_an_end_of_text_token_is_among_the_ids_and_not_in_the_text(tmp_path):
     assert said["finish_reason"] == "stop"
     said = json.loads(bench.run("generate", "--model", "tiny", "--max-tokens=5", "--ignore-eos", "--json", "x")[0])
     assert said["token_ids"] == [43, 86, 0, 9, 43]
+
+
+def test_a_stop_id_ends_the_answer_but_not_before_min_tokens(tmp_path):
+    arguments = ["generate", "--model", "tiny", "--json", "--stop-id", "86", "--stop-id", "9", "x"]
+    bench = Bench(tmp_path).fake(answer=[43, 86, 9])
+    said = json.loads(bench.run(*arguments)[0])
+    assert (said["token_ids"], said["finish_reason"]) == ([43, 86], "stop")
+    assert json.loads(bench.run(*arguments, "--min-tokens", "3")[0])["token_ids"] == [43, 86, 9]
+
+
+def test_min_tokens_beyond_the_default_length_raise_it(fake):
+    said = json.loads(fake.run("generate", "--model", "tiny", "--json", "--min-tokens", "200", "x")[0])
+    assert len(said["token_ids"]) == 200
+
+
+def test_log_probabilities_are_in_the_json_object_if_asked_for(tmp_path):
+    bench = Bench(tmp_path).fake(answer=[43, 86])
+    arguments = ["generate", "--model", "tiny", "--max-tokens", "2", "--json", "x"]
+    assert json.loads(bench.run(*arguments)[0])["logprobs"] is None
+    said = json.loads(bench.run(*arguments, "--logprobs", "2")[0])
+    assert said["logprobs"] == [
+        {"id": token, "logprob": own, "likeliest": [list(pair) for pair in likeliest]}
+        for token in (43, 86)
+        for own, likeliest in [scores(token, 2)]
+    ]
+
+
+def test_an_answer_whose_time_is_over_is_printed_as_far_as_it_came(tmp_path):
+    bench = Bench(tmp_path).fake(answer=[43, 86], delay=0.05)
+    arguments = ["generate", "--model", "tiny", "--max-tokens", "900", "--timeout", "0.4", "x"]
+    said = json.loads(bench.run(*arguments, "--json")[0])
+    assert said["finish_reason"] == "out of time"
+    assert 0 < len(said["token_ids"]) < 20
+    out, err = bench.run(*arguments)
+    assert out.startswith("It")
+    assert "first token after" in err
+
+
+def test_an_answer_without_a_token_in_time_is_empty(tmp_path):
+    bench = Bench(tmp_path).fake(refuse=TIME)
+    said = json.loads(bench.run("generate", "--model", "tiny", "--json", "x")[0])
+    assert (said["text"], said["token_ids"], said["ttft_ms"]) == ("", [], None)
+    assert bench.run("generate", "--model", "tiny", "x") == ("\n", "python: no token came in time\n")
+
+
+def test_every_sampling_argument_is_taken(fake):
+    said = fake.run(
+        *["generate", "--model", "tiny", "--max-tokens", "3", "--temperature", "0.8", "--seed", "7"],
+        *["--top-k", "40", "--top-p", "0.9", "--min-p", "0.05", "--repetition-penalty", "1.1"],
+        *["--presence-penalty=-0.5", "--frequency-penalty", "0.5", "--priority", "3", "--urgent", "--json", "x"],
+    )
+    assert len(json.loads(said[0])["token_ids"]) == 3
+
+
+def test_the_arguments_of_a_request_become_its_parameters():
+    parser = argparse.ArgumentParser()
+    arguments.add_request(parser)
+    words = (
+        "--max-tokens 9 --min-tokens 2 --temperature 0.5 --seed 7 --top-k 40 --top-p 0.9 --min-p 0.05 --urgent "
+        "--repetition-penalty 1.1 --presence-penalty 0.5 --frequency-penalty 0.25 --stop-id 5 --stop-id 6 "
+        "--ignore-eos --logprobs 3 --priority 4 --timeout 1.5"
+    )
+    assert request_parameters(parser.parse_args(words.split()), 100) == Parameters(
+        max_tokens=9,
+        min_tokens=2,
+        temperature=0.5,
+        seed=7,
+        top_k=40,
+        top_p=0.9,
+        min_p=0.05,
+        urgent=True,
+        repetition=1.1,
+        presence=0.5,
+        frequency=0.25,
+        stop_ids=[5, 6],
+        ignore_eos=True,
+        logprobs=3,
+        priority=4,
+        time_ms=1500,
+    )
+    assert request_parameters(parser.parse_args([]), 100) == Parameters(max_tokens=100, stop_ids=[])
 
 
 def test_one_token_has_no_time_per_token(fake):
@@ -124,7 +212,17 @@ def test_without_max_tokens_the_answer_takes_what_fits_up_to_128(fake):
         (["x", "--max-tokens", "many"], 2, "invalid integer value: 'many'"),
         (["x", "--temperature=-0.5"], 2, "argument --temperature: -0.5 is no temperature"),
         (["x", "--temperature", "nan"], 2, "nan is no temperature"),
-        (["x", "--temperature", "1e30"], 1, "temperature is 1e+30; it must be between 0 (greedy) and 1e+06"),
+        (["x", "--temperature", "1e30"], 1, "temperature is 1e+30; it must be between 0 and 1e+06"),
+        (["x", "--top-k", "-1"], 2, "argument --top-k: -1 is too small; it must be at least 0"),
+        (["x", "--top-p", "0"], 1, "top_p is 0.0; it must be between 0 and 1, and not 0"),
+        (["x", "--top-p", "all"], 2, "argument --top-p: invalid number value: 'all'"),
+        (["x", "--stop-id", "5000"], 1, "stop_ids has token id 5000; it must be one of the vocabulary"),
+        (["x", "--stop-id", "the"], 2, "argument --stop-id: invalid integer value: 'the'"),
+        (["x", "--min-tokens", "9", "--max-tokens", "8"], 1, "min_tokens is 9; it must not be more than"),
+        (["x", "--logprobs", "2"], 1, "--logprobs are printed by --json only; add it"),
+        (["x", "--timeout=-1"], 2, "argument --timeout: -1 is no time; it must be 0 (no limit) or more seconds"),
+        (["x", "--timeout", "inf"], 2, "inf is no time"),
+        (["x", "--timeout", "1e9"], 1, "time_ms is 1000000000000; it must be a whole number from 0 to 4294967295"),
         (["x", "--seed", "-1"], 2, "argument --seed: -1 is too small"),
         (["x", "--seed", str(2**64)], 1, "seed is 18446744073709551616"),
         (["x", "--target", "tpu"], 2, "argument --target: invalid choice: 'tpu'"),

@@ -8,35 +8,13 @@ import pytest
 from fake_engine import FakeGpu, Script
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nic_bench import EOS, LAYOUT, Pair, echo, pair_in
 
 from blink_ref.errors import BlinkError
 from blink_ref.nic import client
 from blink_ref.nic.client import Busy, EngineGone, Nic, next_generation
 from blink_ref.ring.layout import CANCEL, LENGTH, SHUTDOWN, STOP, Layout
 from blink_ref.ring.window import Window
-
-LAYOUT = Layout(slots=8, arena=256, outbox=16, context=100, vocab=300)
-EOS = 2
-
-
-class Pair:
-    """A window with a fake GPU on one side and a Nic on the other, stepped by hand."""
-
-    def __init__(self, directory, layout=LAYOUT, **script):
-        self.window = Window.create(layout, directory=directory)
-        self.peer = Window.open(self.window.path)
-        self.gpu = FakeGpu(self.window, Script(**script), (EOS,))
-        self.nic = Nic(self.peer)
-
-    def drain(self, answers, steps=10_000):
-        """Step both sides until nothing runs; tokens and reasons go to ``answers`` by handle."""
-        for _ in range(steps):
-            self.gpu.step()
-            for handle, token, reason in self.nic.poll():
-                answers[handle].append(reason if token is None else token)
-            if not self.nic.running:
-                return
-        pytest.fail("requests are still running")
 
 
 def poll_for_ever(nic, events):
@@ -47,18 +25,8 @@ def poll_for_ever(nic, events):
 
 @pytest.fixture
 def pair(tmp_path):
-    pair = Pair(tmp_path)
-    yield pair
-    pair.window.unlink()
-    pair.window.close()
-
-
-def echo(prompt, max_tokens):
-    """What the fake GPU says, and then the reason."""
-    said = [prompt[n % len(prompt)] for n in range(max_tokens)]
-    if EOS in said:
-        return [*said[: said.index(EOS) + 1], STOP]
-    return [*said, LENGTH]
+    with pair_in(tmp_path) as pair:
+        yield pair
 
 
 def test_the_tokens_of_a_request_come_in_order_and_its_end_last(pair):
@@ -66,13 +34,6 @@ def test_the_tokens_of_a_request_come_in_order_and_its_end_last(pair):
     answers = {handle: []}
     pair.drain(answers)
     assert answers[handle] == [5, 6, 7, 5, 6, LENGTH]
-
-
-def test_a_request_reaches_the_gpu_as_it_was_submitted(pair):
-    handle = pair.nic.submit([5, 6], 7, temperature=0.5, seed=2**64 - 1, ignore_eos=True, priority=3)
-    request = pair.window.nic["request"][handle.slot]
-    assert request.tolist()[:7] == (handle.prompt_at, 2, 7, 1, 0.5, 3, 2**64 - 1)
-    assert pair.window.nic["doorbell"][handle.slot] == 1
 
 
 def test_an_end_of_text_token_is_delivered_and_ends_the_request_unless_ignored(pair):
@@ -105,7 +66,7 @@ def test_any_mix_of_requests_gets_each_its_own_tokens(tmp_path_factory, requests
         if random.random() < 0.8:
             pair.gpu.step()
         if random.random() < 0.5:
-            for handle, token, reason in pair.nic.poll():
+            for handle, token, reason, _ in pair.nic.poll():
                 got[handle].append(reason if token is None else token)
     assert got == expected
     pair.window.unlink()
@@ -217,10 +178,11 @@ def test_two_workers_keep_to_their_own_slots_arenas_and_outboxes(tmp_path):
         (([1, 300], 5), "token id 300 in the prompt is outside the vocabulary of 300"),
         (([-1], 5), "token id -1"),
         (([10**30], 5), "token id 10"),
-        (([1], 0), "max_tokens is 0; it must be at least 1"),
+        (([1], 0), "max_tokens is 0; it must be a whole number from 1 to"),
         (([1], -3), "max_tokens is -3"),
         (([1] * 60, 41), "prompt of 60 tokens and max_tokens 41 exceed the context of 100"),
-        (([1], 10**30), "exceed the context"),
+        (([1], 10**30), "max_tokens is 10+; it must be"),
+        (([1], 2**32 - 1), "exceed the context"),
         (([1], 5, -0.1), "temperature is -0.1; it must be between 0"),
         (([1], 5, float("nan")), "temperature is nan"),
         (([1], 5, float("inf")), "temperature is inf"),
@@ -253,7 +215,7 @@ def test_a_stopped_engine_ends_its_requests_and_then_is_gone(pair, monkeypatch):
     events = []
     with pytest.raises(EngineGone, match="has stopped; start it again"):
         poll_for_ever(pair.nic, events)
-    assert events[-1] == (handle, None, SHUTDOWN)
+    assert events[-1] == (handle, None, SHUTDOWN, None)
     with pytest.raises(EngineGone):
         pair.nic.check()
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from blink_ref.nic.sight import look
+from blink_ref.nic.sight import IN_CACHE, NO_SLOT, look
 from blink_ref.nic.view import BATCH_LINES, COLUMNS, EIGHTHS, HEIGHT, view
 from blink_ref.nic.watch import tail
-from blink_ref.ring.layout import DECODE, DONE, HISTORY, PHASES, PREFILL, STEP_WORDS, Layout
+from blink_ref.ring.layout import CACHED, DECODE, DONE, HISTORY, PHASES, PREFILL, STEP_WORDS, Layout
 from blink_ref.ring.window import Window
 
 
@@ -81,7 +81,36 @@ def test_a_page_shows_the_letter_of_its_slot(window):
     lines = drawn(window)
     assert row(lines, "pages").startswith("00b··0··")
     assert row(lines, "pages", 1).startswith("b·")
-    assert "pages 0-127 of 200, by slot: 5 taken, 0 of them in use" in row(lines, "pages", 2)
+    assert "0-127 of 200: 5 taken, 0 in use; ▒ 0 cached" in row(lines, "pages", 2)
+
+
+def test_a_page_that_is_only_kept_has_a_mark_of_its_own_and_is_counted(window):
+    own(window, 0, [0, 1], 0)
+    window.gpu["owner"][[3, 70, 199]] = CACHED
+    lines = drawn(window)
+    assert row(lines, "pages").startswith("00·▒··")
+    assert row(lines, "pages", 1).startswith("······▒·")
+    assert "2 taken, 0 in use; ▒ 3 cached" in row(lines, "pages", 2)
+    sight = look(window)
+    assert np.flatnonzero(sight.page_slot == IN_CACHE).tolist() == [3, 70, 199]
+    assert sight.page_slot[2] == NO_SLOT
+    assert not sight.page_filled.any()
+
+
+def test_a_page_of_several_slots_shows_the_one_that_owns_it_last(window):
+    own(window, 1, [4, 5], 8)
+    own(window, 2, [4, 6], 8)
+    assert row(drawn(window), "pages").startswith("····212·")
+
+
+def test_the_line_below_the_pages_has_room_for_the_largest_counts(tmp_path):
+    made = Window.create(Layout(slots=4, arena=16, outbox=2, pages=100_000), directory=tmp_path)
+    made.gpu["owner"][:] = CACHED
+    made.gpu["owner"][:40_000] = 1
+    made.gpu["position"][0] = 1
+    assert "; ▒ 60000 cached" in row(drawn(made), "pages", 2)
+    made.unlink()
+    made.close()
 
 
 def test_a_page_is_in_use_from_its_first_position_on(window):

@@ -9,7 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blink_ref.engine import memory, settings
-from blink_ref.ring.layout import END, LINE, PAGE, REASONS, REQUEST, TOKEN, Layout, pack_record, unpack_record
+from blink_ref.ring import layout as layout_module
+from blink_ref.ring.layout import (
+    END,
+    EVENTS,
+    HEADER,
+    LINE,
+    MOST_LOGPROBS,
+    PAGE,
+    REASONS,
+    REQUEST,
+    TOKEN,
+    Layout,
+    pack_record,
+    unpack_record,
+)
 
 LAYOUTS = [Layout(), Layout(slots=1, arena=1, outbox=2), Layout(slots=64, workers=4, arena=100, outbox=16)]
 layouts = pytest.mark.parametrize("layout", LAYOUTS, ids=["default", "least", "four workers"])
@@ -40,18 +54,63 @@ def test_every_field_starts_on_a_cache_line_of_its_own(layout):
 
 def test_a_field_is_written_by_one_side():
     nic, gpu = Layout().nic_half.names, Layout().gpu_half.names
-    assert nic == ("header", "stop", "doorbell", "cancel", "consumed", "request", "arena")
-    assert gpu == ("heartbeat", "state", "outbox", "position", "owner", "history")
+    assert nic == (
+        "header",
+        "stop",
+        "doorbell",
+        "cancel",
+        "consumed",
+        "urgent",
+        "trace",
+        "request",
+        "arena",
+    )
+    assert gpu == (
+        "heartbeat",
+        "state",
+        "outbox",
+        "logprob",
+        "likely",
+        "position",
+        "owner",
+        "history",
+        "event",
+    )
 
 
 @layouts
 def test_the_words_of_two_workers_never_share_a_cache_line(layout):
-    consumed = layout.nic_half.fields["consumed"][0]
-    assert consumed.itemsize == layout.workers * LINE
+    for name in ("consumed", "urgent"):
+        assert layout.nic_half.fields[name][0].itemsize == layout.workers * LINE
 
 
-def test_a_request_fills_a_cache_line():
-    assert REQUEST.itemsize == LINE
+def test_header_and_request_fill_whole_cache_lines_and_their_words_are_aligned():
+    assert HEADER.itemsize == LINE
+    assert REQUEST.itemsize == 2 * LINE
+    for record in (HEADER, REQUEST):
+        for dtype, offset, *_ in record.fields.values():
+            assert offset % dtype.base.itemsize == 0
+
+
+@layouts
+def test_a_row_of_log_probabilities_lies_beside_each_outbox_record(layout):
+    half = np.zeros((), layout.gpu_half)
+    records = layout.workers * layout.outbox
+    assert half["logprob"].shape == (records, 1 + MOST_LOGPROBS)
+    assert half["likely"].shape == (records, MOST_LOGPROBS)
+    assert half["logprob"].flags.c_contiguous
+
+
+def test_the_words_of_the_heartbeat_are_different_and_fit():
+    words = [value for name, value in vars(layout_module).items() if name.startswith("BEAT")]
+    assert sorted(words) == list(range(len(words)))
+    assert Layout().gpu_half.fields["heartbeat"][0].shape[0] >= len(words)
+
+
+def test_events_have_different_kinds_and_each_a_name():
+    kinds = [value for name, value in vars(layout_module).items() if name.startswith("EVENT_")]
+    assert sorted(kinds) == sorted(EVENTS)
+    assert len(set(EVENTS.values())) == len(kinds)
 
 
 @layouts
@@ -84,6 +143,8 @@ def test_the_arena_of_a_default_window_holds_the_longest_prompts():
         ({"slots": 0}, "slots is a power of two from 1 on, not 0"),
         ({"slots": 48}, "slots is a power of two from 1 on, not 48"),
         ({"outbox": 100}, "outbox is a power of two from 2 on, not 100"),
+        ({"events": 100}, "events is a power of two from 1 on, not 100"),
+        ({"events": 0}, "events is a power of two from 1 on, not 0"),
         ({"outbox": 1}, "outbox is a power of two from 2 on, not 1"),
         ({"slots": 64, "workers": 3}, "3 workers cannot share 64 slots evenly"),
     ],
@@ -118,5 +179,5 @@ def test_zeros_are_no_record_of_the_first_lap(bits):
 
 
 def test_every_reason_has_words():
-    assert sorted(REASONS) == list(range(1, 8))
+    assert sorted(REASONS) == list(range(1, 9))
     assert all(REASONS.values())

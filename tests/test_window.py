@@ -11,7 +11,7 @@ import pytest
 
 from blink_ref.errors import BlinkError
 from blink_ref.ring import window as window_module
-from blink_ref.ring.layout import LINE, PAGE, Layout
+from blink_ref.ring.layout import LINE, PAGE, VERSION, Layout
 from blink_ref.ring.window import Window, default_directory, reap
 
 SMALL = Layout(slots=64, workers=2, arena=256, outbox=16, context=100, vocab=300)
@@ -183,7 +183,7 @@ def test_reaping_leaves_what_another_user_planted(tmp_path, monkeypatch):
 
 def test_another_version_is_refused(window):
     window.nic["header"]["version"] = 99
-    with pytest.raises(BlinkError, match="layout version 99, this program speaks 2; run engine and NIC"):
+    with pytest.raises(BlinkError, match=f"layout version 99, this program speaks {VERSION}; run engine and NIC"):
         Window.open(window.path)
 
 

@@ -10,51 +10,30 @@ from typing import Any, TypeVar
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from blink_ref.errors import BlinkError
 from blink_ref.model.tokenizer import Tokenizer
-from blink_ref.ring.layout import BAD_REQUEST, LENGTH, NO_PAGES, REASONS, SHUTDOWN, STOP, TOO_LONG
 
+from . import counts
+from .answer import Answer, Piece
 from .client import Busy, EngineGone, Nic
-from .detokenize import Detokenizer
 from .dispatch import Dispatcher, Generation
 from .engine_process import Engine
-from .openai import ApiError, Call, parse
+from .openai import Call, parse
+from .options import renamed
+from .parameters import BadParameter, Parameters
 from .replies import DONE, Reply, event
+from .values import ApiError
 
 MAX_BODY = 4 << 20
 """Bytes; prompts of any context in use fit many times."""
-STATUS_OF = {TOO_LONG: 400, NO_PAGES: 400, BAD_REQUEST: 500, SHUTDOWN: 503}
 CLIENT_GONE = 499
 """nginx's status for its log; nobody receives it."""
 
 T = TypeVar("T")
-
-
-class Answer:
-    """The text of one request as it comes; when it is all there, ``reason`` and the number of ``tokens``."""
-
-    def __init__(self, generation: Generation, tokenizer: Tokenizer) -> None:
-        self.generation = generation
-        self._detokenizer = Detokenizer(tokenizer)
-        self.tokens = 0
-        self.reason = ""
-
-    async def pieces(self) -> AsyncIterator[str]:
-        """A piece of text, maybe empty, for each token. Raises ApiError, EngineGone: it failed."""
-        async for _, token, reason in self.generation:
-            if token is not None:
-                self.tokens += 1
-                yield self._detokenizer.add(token)
-                continue
-            assert reason is not None
-            self.reason = REASONS[reason]
-            if reason not in (STOP, LENGTH):
-                raise ApiError(STATUS_OF[reason], f"the request {self.reason}")
-            yield self._detokenizer.finish()
 
 
 class Api:
@@ -73,6 +52,7 @@ class Api:
                 Route("/v1/chat/completions", self._chat_completion, methods=["POST"]),
                 Route("/v1/models", self._models),
                 Route("/health", self._health),
+                Route("/metrics", self._metrics),
             ],
             exception_handlers=dict.fromkeys(
                 (ApiError, BlinkError, HTTPException, ClientDisconnect, Exception), _refusal
@@ -89,26 +69,28 @@ class Api:
         call = parse(await _json(request), chat, self._model)
         # In a thread: a long prompt takes a while, and other requests' tokens should not wait for it.
         prompt = await asyncio.to_thread(self._encode, call)
-        generation = self._dispatcher.start(
-            prompt,
-            call.max_tokens or max(1, self._nic.context - len(prompt)),
-            temperature=call.temperature,
-            seed=call.seed,
-            ignore_eos=call.ignore_eos,
-        )
-        answer = Answer(generation, self._tokenizer)
-        reply = Reply(chat, self._model, len(prompt), call.include_usage)
+        generation = self._start(prompt, call, chat)
+        answer = Answer(generation, self._tokenizer, call.n)
+        reply = Reply(chat, self._model, len(prompt), call.include_usage, self._tokenizer.token_bytes)
+        pieces = answer.pieces()
         try:
             if not call.stream:
-                text = await _unless_gone(request, _joined(answer.pieces()))
-                return JSONResponse(reply.whole(text, answer.reason, answer.tokens))
+                samples = await _unless_gone(request, _by_sample(pieces, call.n))
+                return JSONResponse(reply.whole(samples, answer.tokens))
             # The first token before the status line: a request that fails at once fails with its status.
-            pieces = answer.pieces()
             first = await _unless_gone(request, anext(pieces))
         except BaseException:
             generation.cancel()
             raise
-        return EventStream(_events(reply, answer, first, pieces, call.include_usage), generation)
+        return EventStream(_events(reply, answer, call, first, pieces), generation)
+
+    def _start(self, prompt: list[int], call: Call, chat: bool) -> Generation:
+        # All that fits costs nothing beforehand: the GPU gives a request its pages as its answer grows.
+        max_tokens = call.max_tokens or max(1, self._nic.context - len(prompt))
+        try:
+            return self._dispatcher.start(prompt, Parameters(max_tokens, **call.options), call.n)
+        except BadParameter as error:
+            raise renamed(error, chat) from None
 
     def _encode(self, call: Call) -> list[int]:
         if call.messages is not None:
@@ -128,17 +110,17 @@ class Api:
             status = "ok"
         except EngineGone as gone:
             status = str(gone)
-        _, steps, _, running, waiting, *_ = self._engine.window.gpu["heartbeat"].tolist()
         health = {
             "status": status,
             "engine_pid": self._engine.ready.pid,
             "nic_pid": os.getpid(),
             "target": self._engine.ready.target,
-            "steps": steps,
-            "running": running,
-            "waiting": waiting,
+            **counts.read(self._engine.window),
         }
         return JSONResponse(health, 200 if status == "ok" else 503)
+
+    async def _metrics(self, request: Request) -> Response:
+        return PlainTextResponse(counts.prometheus(self._engine.window), media_type="text/plain; version=0.0.4")
 
 
 class EventStream(StreamingResponse):
@@ -156,28 +138,31 @@ class EventStream(StreamingResponse):
 
 
 async def _events(
-    reply: Reply, answer: Answer, first: str, rest: AsyncIterator[str], counted: bool
+    reply: Reply, answer: Answer, call: Call, first: Piece, rest: AsyncIterator[Piece]
 ) -> AsyncIterator[bytes]:
-    if opening := reply.first():
-        yield event(opening)
-    if first:
-        yield event(reply.piece(first))
+    for sample in range(call.n):
+        if opening := reply.first(sample):
+            yield event(opening)
+    for chunk in reply.chunks(first):
+        yield event(chunk)
     try:
         async for piece in rest:
-            if piece:
-                yield event(reply.piece(piece))
+            for chunk in reply.chunks(piece):
+                yield event(chunk)
     except (ApiError, BlinkError) as error:
         # The status has long been sent. No [DONE]: it is not.
         yield event(_api_error(error).body())
         return
-    yield event(reply.last(answer.reason))
-    if counted:
+    if call.include_usage:
         yield event(reply.usage(answer.tokens))
     yield DONE
 
 
-async def _joined(pieces: AsyncIterator[str]) -> str:
-    return "".join([piece async for piece in pieces])
+async def _by_sample(pieces: AsyncIterator[Piece], n: int) -> list[list[Piece]]:
+    samples: list[list[Piece]] = [[] for _ in range(n)]
+    async for piece in pieces:
+        samples[piece.sample].append(piece)
+    return samples
 
 
 async def _json(request: Request) -> Any:

@@ -1,23 +1,21 @@
 """The NIC's side of the ring: requests into slots, tokens out of the outbox."""
 
-import math
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from blink_ref.errors import BlinkError
-from blink_ref.ring.layout import END, IGNORE_EOS, LINE, STOPPED, unpack_record
+from blink_ref.ring.layout import BEAT_STATE, END, LINE, STOPPED, unpack_record
 from blink_ref.ring.window import Window
 
 from .arena import Arena
+from .parameters import BadParameter, Parameters
 
 MASK = 0xFFFFFFFF
-MAX_TEMPERATURE = 1e6
-"""Hotter than this is uniform sampling, and float32 would overflow in the division."""
 CHECK_EVERY = 0.1
 """Seconds between two looks at whether the engine lives, while waiting."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.0002, 0.002
@@ -32,13 +30,32 @@ class EngineGone(BlinkError):
 
 
 @dataclass(eq=False, slots=True)
+class Piece:
+    """An interval of the arena, a prompt and what lies behind it, and how many requests still read it."""
+
+    at: int
+    length: int
+    users: int
+
+
+@dataclass(eq=False, slots=True)
 class Handle:
-    """A request in flight: its slot, the generation it rang, and its prompt's place in the arena."""
+    """A request in flight: its slot, the generation it rang, and its place in the arena."""
 
     slot: int
     generation: int
-    prompt_at: int
-    prompt_len: int
+    piece: Piece
+    logprobs: int | None
+    """as in Parameters"""
+
+
+class Logprobs(NamedTuple):
+    """Log probabilities at one place of an answer: natural logarithms."""
+
+    token: float
+    """of the token that was drawn"""
+    likeliest: list[tuple[int, float]]
+    """(token id, log probability) of as many as were asked for, the likeliest first"""
 
 
 class Event(NamedTuple):
@@ -47,6 +64,8 @@ class Event(NamedTuple):
     handle: Handle
     token: int | None
     reason: int | None
+    logprobs: Logprobs | None = None
+    """of a token, if the request asked for them"""
 
 
 class Nic:
@@ -66,7 +85,10 @@ class Nic:
         self._arena = Arena(layout.arena)
         self._prompts = window.nic["arena"][worker * layout.arena :][: layout.arena]
         self._outbox = window.gpu["outbox"][worker * layout.outbox :][: layout.outbox]
+        self._logprob = window.gpu["logprob"][worker * layout.outbox :][: layout.outbox]
+        self._likely = window.gpu["likely"][worker * layout.outbox :][: layout.outbox]
         self._consumed = window.nic["consumed"][worker * LINE // 4 :][:1]
+        self._urgent = window.nic["urgent"][worker * LINE // 4 :][:1]
         self._index = int(self._consumed[0])
         self._last_event = self._last_check = time.monotonic()
 
@@ -75,50 +97,36 @@ class Nic:
         """Requests whose END has not been seen."""
         return len(self._running)
 
-    def submit(
-        self,
-        prompt: Sequence[int],
-        max_tokens: int,
-        temperature: float = 0.0,
-        seed: int = 0,
-        ignore_eos: bool = False,
-        priority: int = 0,
-    ) -> Handle:
-        """Put a request into a free slot and ring its doorbell. Returns at once.
+    def submit(self, prompt: Sequence[int], max_tokens: int, *more: Any, **named: Any) -> Handle:
+        """Put one request into a slot: :meth:`submit_samples` of ``Parameters(max_tokens, *more, **named)``."""
+        return self.submit_samples(prompt, Parameters(max_tokens, *more, **named), 1)[0]
 
-        ``prompt`` are token ids, ``temperature`` 0 is greedy, of two ``priority`` the smaller goes first.
+    def submit_samples(self, prompt: Sequence[int], parameters: Parameters, n: int) -> list[Handle]:
+        """Put ``n`` requests for the same ``prompt`` (token ids) into free slots, and ring. Returns at once.
 
-        Raises BlinkError: an argument is out of its range (see :func:`check_request`). Busy: there is no
-        room now.
+        Sample i has the seed of ``parameters`` + i, modulo 2**64. The prompt lies in the arena once; all but
+        the first name the first as their leader, whose pages of the prompt the GPU lets them share.
+
+        Raises BlinkError: an argument is out of its range (see :meth:`Parameters.check`). Busy: there is no
+        room for all of them now, and none has been taken.
         """
-        check_request(prompt, max_tokens, temperature, seed, self.context, self._window.layout.vocab)
-        if not self._free:
-            raise Busy(f"all {len(self._running)} request slots are taken; try again later")
-        prompt_at = self._arena.take(len(prompt))
-        if prompt_at is None:
-            raise Busy(
-                f"the prompt of {len(prompt)} tokens does not fit into what is left of the arena of "
-                f"{self._window.layout.arena} tokens; try again later"
-            )
-        slot = self._free.pop()
-        nic = self._window.nic
-        generation = next_generation(int(nic["doorbell"][slot]))
-        handle = Handle(slot, generation, prompt_at, len(prompt))
+        parameters.check(prompt, self.context, self._window.layout.vocab)
+        self._refuse_if_busy(n)
+        tail = parameters.tail()
+        piece = self._take_piece(len(prompt), len(prompt) + len(tail), n)
+        behind = piece.at + len(prompt)
+        self._prompts[piece.at : behind] = prompt
+        self._prompts[behind : behind + len(tail)] = tail
+        values = parameters.record(self._window.layout.vocab)
+        values |= {"prompt_at": piece.at, "prompt_len": len(prompt), "leader": 0, "leader_generation": 0}
         if not self._running:
             self._last_event = time.monotonic()
-        self._running[slot] = handle
-        self._prompts[prompt_at : prompt_at + len(prompt)] = prompt
-        request = nic["request"][slot]
-        request["prompt_at"], request["prompt_len"] = prompt_at, len(prompt)
-        request["max_tokens"] = max_tokens
-        request["flags"] = IGNORE_EOS if ignore_eos else 0
-        request["temperature"] = temperature
-        request["priority"] = priority
-        request["seed"] = seed
-        # A cancel word from 2**32 requests ago could name this generation.
-        nic["cancel"][slot] = 0
-        _publish(nic["doorbell"], slot, generation)
-        return handle
+        handles: list[Handle] = []
+        for i in range(n):
+            values["seed"] = (parameters.seed + i) & (2**64 - 1)
+            handles.append(self._ring(values, piece, parameters))
+            values |= {"leader": 1 + handles[0].slot, "leader_generation": handles[0].generation}
+        return handles
 
     def cancel(self, handle: Handle) -> None:
         """Ask for the end of a request. Its END still comes, with reason CANCEL or, if it was faster, another."""
@@ -157,60 +165,89 @@ class Nic:
         silence = time.monotonic() - self._last_event
         return min(max(silence / 16, SHORTEST_PAUSE), LONGEST_PAUSE)
 
+    def _refuse_if_busy(self, n: int) -> None:
+        free, slots = len(self._free), len(self._free) + len(self._running)
+        if not 1 <= n <= slots:
+            raise BadParameter("n", f"is {n}; it must be between 1 and {slots}, the number of request slots")
+        if not free:
+            raise Busy(f"all {slots} request slots are taken; try again later")
+        if n > free:
+            raise Busy(f"{n} samples need as many request slots, and {free} are free; try again later")
+
+    def _take_piece(self, prompt: int, length: int, users: int) -> Piece:
+        size = self._window.layout.arena
+        if length > size:
+            raise BlinkError(
+                f"the prompt with its stop tokens and biases takes {length} words of the {size} of the "
+                "arena; shorten it"
+            )
+        at = self._arena.take(length)
+        if at is None:
+            raise Busy(
+                f"the prompt of {prompt} tokens does not fit into what is left of the arena of {size} tokens; "
+                "try again later"
+            )
+        return Piece(at, length, users)
+
+    def _ring(self, values: dict[str, Any], piece: Piece, parameters: Parameters) -> Handle:
+        """A free slot gets the request whose record has these values, and its doorbell rings."""
+        nic, slot = self._window.nic, self._free.pop()
+        generation = next_generation(int(nic["doorbell"][slot]))
+        handle = self._running[slot] = Handle(slot, generation, piece, parameters.logprobs)
+        request = nic["request"][slot]
+        for name, value in values.items():
+            request[name] = value
+        # A cancel word from 2**32 requests ago could name this generation.
+        nic["cancel"][slot] = 0
+        _publish(nic["doorbell"], slot, generation)
+        if parameters.urgent:
+            # Behind the doorbell: who sees the count finds the request.
+            _publish(self._urgent, 0, (int(self._urgent[0]) + 1) & MASK)
+        return handle
+
     def _take(self) -> list[Event]:
-        events, size = [], len(self._outbox)
+        events, size, rows = [], len(self._outbox), 0
         while record := unpack_record(int(self._outbox[self._index % size]), self._index, size):
-            self._index = (self._index + 1) & MASK
             handle = self._running.get(record.slot)
             if handle is None:  # rung by an earlier Nic of this worker
-                continue
-            if record.kind == END:
+                pass
+            elif record.kind == END:
                 self._release(handle)
                 events.append(Event(handle, None, record.value))
-            else:
+            elif handle.logprobs is None:
                 events.append(Event(handle, record.value, None))
-        # The GPU may overwrite what was consumed. No fence: how far to go was computed from the records
-        # themselves, and a store that depends on a load cannot pass it.
+            else:
+                events.append(Event(handle, record.value, None, self._read_row(handle.logprobs)))
+                rows += 1
+            self._index = (self._index + 1) & MASK
+        if rows:
+            _barrier()
+        # The GPU may overwrite what was consumed. No fence but for rows: how far to go was computed from the
+        # records themselves, and a store that depends on a load cannot pass it.
         self._consumed[0] = self._index
         return events
+
+    def _read_row(self, n: int) -> Logprobs:
+        """The log probabilities beside the record that was just seen."""
+        _barrier()
+        at = self._index % len(self._outbox)
+        token, *likeliest = self._logprob[at, : 1 + n].tolist()
+        return Logprobs(token, list(zip(self._likely[at, :n].tolist(), likeliest, strict=True)))
 
     def _release(self, handle: Handle) -> None:
         del self._running[handle.slot]
         self._free.append(handle.slot)
-        self._arena.give(handle.prompt_at, handle.prompt_len)
+        handle.piece.users -= 1
+        if not handle.piece.users:
+            self._arena.give(handle.piece.at, handle.piece.length)
 
     def _engine_gone(self) -> str:
         pid = self._window.engine_pid
-        if self._window.gpu["heartbeat"][2] == STOPPED:
+        if self._window.gpu["heartbeat"][BEAT_STATE] == STOPPED:
             return f"the engine (process {pid}) has stopped; start it again"
         if not self._window.alive():
             return f"the engine (process {pid}) died; look above for its last words and start it again"
         return ""
-
-
-def check_request(
-    prompt: Sequence[int], max_tokens: int, temperature: float, seed: int, context: int, vocab: int
-) -> None:
-    """Refuse what no engine with this ``context`` (tokens) and ``vocab`` can serve.
-
-    Raises BlinkError: which names the argument, its value and its limit.
-    """
-    if not prompt:
-        raise BlinkError("the prompt is empty; send at least one token")
-    stranger = next((token for token in prompt if not 0 <= token < vocab), None)
-    if stranger is not None:
-        raise BlinkError(f"token id {stranger} in the prompt is outside the vocabulary of {vocab}")
-    if max_tokens < 1:
-        raise BlinkError(f"max_tokens is {max_tokens}; it must be at least 1")
-    if len(prompt) + max_tokens > context:
-        raise BlinkError(
-            f"the prompt of {len(prompt)} tokens and max_tokens {max_tokens} exceed the context of {context}; "
-            "shorten the prompt or ask for fewer tokens"
-        )
-    if not (math.isfinite(temperature) and 0 <= temperature <= MAX_TEMPERATURE):
-        raise BlinkError(f"temperature is {temperature}; it must be between 0 (greedy) and {MAX_TEMPERATURE:g}")
-    if not 0 <= seed < 2**64:
-        raise BlinkError(f"seed is {seed}; it must be between 0 and 2**64 - 1")
 
 
 def next_generation(generation: int) -> int:
@@ -222,15 +259,20 @@ _fence = threading.Lock()
 
 
 def _publish(words: np.ndarray, at: int, value: int) -> None:
-    """Store ``words[at] = value`` after all stores before it, as the GPU sees them.
+    """Store ``words[at] = value`` after all stores before it, as the GPU sees them."""
+    _barrier()
+    words[at] = value
 
-    x86 keeps stores in order; Arm64 does not, and Python has no fence. A lock has: its release is a
-    store-release and its acquisition a load-acquire, and Arm orders a release before a later acquire
+
+def _barrier() -> None:
+    """Nothing below it happens before anything above it.
+
+    x86 keeps loads in order, and stores; Arm64 does not, and Python has no fence. A lock has: its release
+    is a store-release and its acquisition a load-acquire, and Arm orders a release before a later acquire
     (Arm Architecture Reference Manual, B2.3, barrier-ordered-before). So: everything above, the first
-    release, the second acquisition, the store below. One pair alone would let both sides move into it.
+    release, the second acquisition, everything below. One pair alone would let both sides move into it.
     """
     with _fence:
         pass
     with _fence:
         pass
-    words[at] = value

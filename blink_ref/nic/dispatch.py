@@ -3,39 +3,44 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
 
 from blink_ref.errors import BlinkError
 
 from .client import EngineGone, Event, Handle, Nic
+from .parameters import Parameters
 
 logger = logging.getLogger(__name__)
 
 
 class Generation:
-    """A request in flight. Iterate over it for its events: tokens, then the reason for its end."""
+    """A prompt's samples in flight. Iterate over it for their events: tokens, and why each of them ended."""
 
-    def __init__(self, nic: Nic, handle: Handle) -> None:
-        self._nic, self._handle = nic, handle
-        self._arrived: asyncio.Queue[Event | BlinkError] = asyncio.Queue()
+    def __init__(self, nic: Nic, handles: Sequence[Handle]) -> None:
+        self._nic, self._handles = nic, handles
+        self._arrived: asyncio.Queue[tuple[int, Event] | BlinkError] = asyncio.Queue()
 
     def cancel(self) -> None:
         """Nobody wants the rest. After the end it does nothing."""
-        self._nic.cancel(self._handle)
+        for handle in self._handles:
+            self._nic.cancel(handle)
 
-    def put(self, arrived: Event | BlinkError) -> None:
-        """For the dispatcher: an event, or why none will follow."""
-        self._arrived.put_nowait(arrived)
+    def put(self, event: Event) -> None:
+        """For the dispatcher: what came for one of the samples."""
+        self._arrived.put_nowait((self._handles.index(event.handle), event))
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        """The events. Raises EngineGone: it died first."""
-        while True:
+    def fail(self, why: BlinkError) -> None:
+        """For the dispatcher: nothing more will come."""
+        self._arrived.put_nowait(why)
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Event]]:
+        """(sample, event) in order of their coming, until all have ended. Raises EngineGone: it died first."""
+        left = len(self._handles)
+        while left:
             arrived = await self._arrived.get()
             if isinstance(arrived, BlinkError):
                 raise arrived
             yield arrived
-            if arrived.reason is not None:
-                return
+            left -= arrived[1].reason is not None
 
 
 class Dispatcher:
@@ -46,11 +51,12 @@ class Dispatcher:
         self._running: dict[Handle, Generation] = {}
         self._work = asyncio.Event()
 
-    def start(self, prompt: Sequence[int], max_tokens: int, **options: Any) -> Generation:
-        """Submit a request, as :meth:`Nic.submit`. Raises BlinkError, Busy, EngineGone."""
+    def start(self, prompt: Sequence[int], parameters: Parameters, n: int) -> Generation:
+        """Submit requests, as :meth:`Nic.submit_samples`. Raises BlinkError, Busy, EngineGone."""
         self._nic.check()
-        handle = self._nic.submit(prompt, max_tokens, **options)
-        generation = self._running[handle] = Generation(self._nic, handle)
+        handles = self._nic.submit_samples(prompt, parameters, n)
+        generation = Generation(self._nic, handles)
+        self._running |= dict.fromkeys(handles, generation)
         self._work.set()
         return generation
 
@@ -77,8 +83,8 @@ class Dispatcher:
 
     def abandon(self, why: BlinkError) -> None:
         """End all running requests with an error."""
-        for generation in self._running.values():
-            generation.put(why)
+        for generation in set(self._running.values()):
+            generation.fail(why)
             generation.cancel()
         self._running.clear()
         self._work.clear()

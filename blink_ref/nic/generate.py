@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -13,11 +14,12 @@ from blink_ref.errors import BlinkError
 from blink_ref.model.config import ModelConfig
 from blink_ref.model.store import resolve
 from blink_ref.model.tokenizer import Tokenizer
-from blink_ref.ring.layout import LENGTH, REASONS, STOP
+from blink_ref.ring.layout import BEAT_STEPS, LENGTH, REASONS, STOP, TIME
 
-from .client import Nic, check_request
+from .client import Event, Nic
 from .detokenize import Detokenizer
 from .engine_process import Engine, engine_process
+from .parameters import Parameters
 from .watch import Watch, can_watch
 
 DEFAULT_MAX_TOKENS = 128
@@ -29,6 +31,7 @@ class Answer:
 
     submitted: float
     token_ids: list[int] = field(default_factory=list)
+    scores: list[dict[str, object]] = field(default_factory=list)
     text: str = ""
     first: float = 0.0
     last: float = 0.0
@@ -42,6 +45,8 @@ class Answer:
 
 def run(args: argparse.Namespace) -> int:
     """The command. Raises BlinkError."""
+    if args.logprobs is not None and not args.json:
+        raise BlinkError("--logprobs are printed by --json only; add it")
     text = _read_standard_input() if args.prompt == "-" else args.prompt
     path = resolve(args.model)
     config, tokenizer = ModelConfig.load(path), Tokenizer.load(path)
@@ -50,11 +55,11 @@ def run(args: argparse.Namespace) -> int:
     else:
         prompt = tokenizer.encode(text, allow_special=True)
     # Once more when it is submitted, but an engine takes a while to start.
-    check_request(prompt, args.max_tokens or 1, args.temperature, args.seed, config.context, config.vocab)
+    request_parameters(args, config.context - len(prompt)).check(prompt, config.context, config.vocab)
     with engine_process(path, args.target, args.sms, args.debug) as engine:
         with _output(args, engine, config.name) as show:
             answer = _generate(Nic(engine.window), tokenizer, prompt, args, show)
-        steps = int(engine.window.gpu["heartbeat"][1])
+        steps = int(engine.window.gpu["heartbeat"][BEAT_STEPS])
         if args.json:
             print(json.dumps(_report(answer, prompt, engine, config.name, steps)))
         else:
@@ -76,34 +81,61 @@ def _output(args: argparse.Namespace, engine: Engine, model: str) -> Iterator[Ca
         yield _print_piece
 
 
+def request_parameters(args: argparse.Namespace, room: int) -> Parameters:
+    """What the command line asks for; ``room`` tokens of the context are left for the answer."""
+    return Parameters(
+        max_tokens=args.max_tokens or max(1, min(max(DEFAULT_MAX_TOKENS, args.min_tokens), room)),
+        temperature=args.temperature,
+        seed=args.seed,
+        ignore_eos=args.ignore_eos,
+        priority=args.priority,
+        urgent=args.urgent,
+        min_tokens=args.min_tokens,
+        time_ms=math.ceil(args.timeout * 1000),
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        repetition=args.repetition_penalty,
+        presence=args.presence_penalty,
+        frequency=args.frequency_penalty,
+        stop_ids=args.stop_id,
+        logprobs=args.logprobs,
+    )
+
+
 def _generate(
     nic: Nic, tokenizer: Tokenizer, prompt: list[int], args: argparse.Namespace, show: Callable[[str], object]
 ) -> Answer:
-    room = nic.context - len(prompt)
-    max_tokens = args.max_tokens or max(1, min(DEFAULT_MAX_TOKENS, room))
     detokenizer = Detokenizer(tokenizer)
     answer = Answer(submitted=time.monotonic())
-    nic.submit(prompt, max_tokens, args.temperature, args.seed, args.ignore_eos)
+    nic.submit_samples(prompt, request_parameters(args, nic.context - len(prompt)), 1)
     while nic.running:
         events = nic.poll()
         now = time.monotonic()
-        for _, token, reason in events:
-            if token is None:
-                answer.reason = reason or 0
+        for event in events:
+            if event.token is None:
+                answer.reason = event.reason or 0
                 piece = detokenizer.finish()
             else:
                 answer.first = answer.first or now
                 answer.last = now
-                answer.token_ids.append(token)
-                piece = detokenizer.add(token)
+                answer.token_ids.append(event.token)
+                answer.scores += _scores(event)
+                piece = detokenizer.add(event.token)
             answer.text += piece
             show(piece)
         if not events:
             show("")
             time.sleep(nic.pause())
-    if answer.reason not in (STOP, LENGTH):
+    if answer.reason not in (STOP, LENGTH, TIME):
         raise BlinkError(f"the request {REASONS[answer.reason]}")
     return answer
+
+
+def _scores(event: Event) -> list[dict[str, object]]:
+    """What the JSON object says of a token's log probabilities, if they were asked for."""
+    scores = event.logprobs
+    return [{"id": event.token, "logprob": scores.token, "likeliest": scores.likeliest}] if scores else []
 
 
 def _read_standard_input() -> str:
@@ -128,7 +160,8 @@ def _report(answer: Answer, prompt: list[int], engine: Engine, model: str, steps
         "text": answer.text,
         "token_ids": answer.token_ids,
         "prompt_ids": prompt,
-        "ttft_ms": (answer.first - answer.submitted) * 1e3,
+        "logprobs": answer.scores or None,
+        "ttft_ms": (answer.first - answer.submitted) * 1e3 if answer.token_ids else None,
         "tpot_ms": tpot and tpot * 1e3,
         "tokens_per_s": tpot and 1 / tpot,
         "target": engine.ready.target,
@@ -141,6 +174,8 @@ def _report(answer: Answer, prompt: list[int], engine: Engine, model: str, steps
 
 
 def _summary(answer: Answer, engine: Engine) -> str:
+    if not answer.token_ids:
+        return f"{engine.ready.target}: no token came in time"
     line = f"{engine.ready.target}: first token after {(answer.first - answer.submitted) * 1e3:.0f} ms"
     if tpot := answer.tpot:
         floor = engine.ready.bytes_per_token / engine.ready.bandwidth

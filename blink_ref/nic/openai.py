@@ -4,32 +4,20 @@ Parameters of the API that are not served are accepted at the value at which the
 clients which always send them work, and refused at any other: an ignored parameter is a wrong answer.
 """
 
-import math
-import secrets
 from dataclasses import dataclass
 from typing import Any
 
-MAX_TEMPERATURE = 2.0
+from .options import NAMES, options
+from .values import ApiError, get, kind_of
 
-METADATA = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+METADATA = {"user", "metadata", "store", "safety_identifier", "prompt_cache_key"}
 """Say nothing about the answer."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
-    "top_p": (1,),
-    "top_k": (-1, 0),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
     "stop": ([], ""),
     "suffix": ("",),
     "echo": (False,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -42,20 +30,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """The values, besides null, of parameters that are not served at which they change nothing."""
 
-COMMON = {"model", "max_tokens", "temperature", "seed", "stream", "stream_options", "ignore_eos"}
-
-
-class ApiError(Exception):
-    """An answer with another status than 200."""
-
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.status, self.param, self.code = status, param, code
-
-    def body(self) -> dict[str, Any]:
-        """The JSON that clients of the API know."""
-        kind = "invalid_request_error" if self.status < 500 and self.status != 429 else "server_error"
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+COMMON = {"model", "max_tokens", "n", "stream", "stream_options"} | NAMES
 
 
 @dataclass(frozen=True)
@@ -68,11 +43,12 @@ class Call:
     """of a chat"""
     max_tokens: int | None
     """None: as many as fit"""
-    temperature: float
-    seed: int
+    options: dict[str, Any]
+    """the other fields of Parameters"""
+    n: int
+    """answers to give"""
     stream: bool
     include_usage: bool
-    ignore_eos: bool
 
 
 def parse(body: Any, chat: bool, model: str) -> Call:
@@ -81,7 +57,7 @@ def parse(body: Any, chat: bool, model: str) -> Call:
     Raises ApiError: 400 with the parameter's name, or 404 for another model.
     """
     if not isinstance(body, dict):
-        raise ApiError(400, f"the body is {_kind(body)}; it must be a JSON object")
+        raise ApiError(400, f"the body is {kind_of(body)}; it must be a JSON object")
     known = COMMON | ({"messages", "max_completion_tokens"} if chat else {"prompt"})
     given = {name: value for name, value in body.items() if value is not None}
     for name in body:
@@ -91,49 +67,19 @@ def parse(body: Any, chat: bool, model: str) -> Call:
         if name in given and not any(_same(given[name], value) for value in neutral):
             shown = " or ".join(map(repr, neutral))
             raise ApiError(400, f"{name} is not served yet; leave it out, or send {shown}", name)
-    served = _get(given, "model", str, model)
+    served = get(given, "model", str, model)
     if served != model:
         raise ApiError(404, f"there is no model {served!r} here; {model!r} is served", "model", "model_not_found")
-    stream = _get(given, "stream", bool, False)
+    stream = get(given, "stream", bool, False)
     return Call(
         prompt=None if chat else _prompt(given.get("prompt")),
         messages=_messages(given.get("messages")) if chat else None,
         max_tokens=_max_tokens(given, chat),
-        temperature=_temperature(given),
-        seed=_seed(given),
+        options=options(given, chat),
+        n=get(given, "n", int, 1),
         stream=stream,
         include_usage=_include_usage(given, stream),
-        ignore_eos=_get(given, "ignore_eos", bool, False),
     )
-
-
-def _get(given: dict[str, Any], name: str, kind: type, default: Any) -> Any:
-    value = given.get(name, default)
-    if not _is(value, kind) and value is not default:
-        raise ApiError(400, f"{name} is {_kind(value)}; it must be {_ARTICLES[kind]}", name)
-    return value
-
-
-def _is(value: Any, kind: type) -> bool:
-    # In Python a bool is an int, in JSON it is not; and every JSON number may be a float.
-    if kind is float:
-        return type(value) in (int, float)
-    return type(value) is kind
-
-
-_ARTICLES = {
-    str: "a string",
-    bool: "true or false",
-    int: "an integer",
-    float: "a number",
-    list: "an array",
-    dict: "an object",
-    type(None): "null",
-}
-
-
-def _kind(value: Any) -> str:
-    return repr(value) if type(value) in (bool, int, float) else _ARTICLES[type(value)]
 
 
 def _same(value: Any, neutral: Any) -> bool:
@@ -151,7 +97,7 @@ def _prompt(value: Any) -> str | list[int]:
         if type(item) is not int:
             raise ApiError(
                 400,
-                f"prompt holds {_kind(item)}; it must be one string or one array of token ids "
+                f"prompt holds {kind_of(item)}; it must be one string or one array of token ids "
                 "(send several prompts as several requests)",
                 "prompt",
             )
@@ -166,7 +112,7 @@ def _messages(value: Any) -> list[dict[str, str]]:
 
 def _message(message: Any, where: str) -> dict[str, str]:
     if not isinstance(message, dict):
-        raise ApiError(400, f"{where} is {_kind(message)}; it must be an object", where)
+        raise ApiError(400, f"{where} is {kind_of(message)}; it must be an object", where)
     for name, value in message.items():
         if name not in ("role", "content", "name") and value is not None:
             raise ApiError(400, f"{where}.{name} is not served; only role, content and name are", where)
@@ -178,7 +124,7 @@ def _message(message: Any, where: str) -> dict[str, str]:
         checked["content"] = "".join(_text_part(part, where) for part in checked["content"])
     for name, value in checked.items():
         if not isinstance(value, str):
-            raise ApiError(400, f"{where}.{name} is {_kind(value)}; it must be a string", where)
+            raise ApiError(400, f"{where}.{name} is {kind_of(value)}; it must be a string", where)
     return checked
 
 
@@ -195,36 +141,18 @@ def _max_tokens(given: dict[str, Any], chat: bool) -> int | None:
     if len(names) == 2 and given[names[0]] != given[names[1]]:
         raise ApiError(400, "max_tokens and max_completion_tokens differ; send one of them", "max_tokens")
     name = names[0] if names else "max_tokens"
-    value = _get(given, name, int, default)
+    value = get(given, name, int, default)
     if value is not None and value < 1:
         raise ApiError(400, f"{name} is {value}; it must be at least 1", name)
     return value
 
 
-def _temperature(given: dict[str, Any]) -> float:
-    value = _get(given, "temperature", float, 1.0)
-    if not (math.isfinite(value) and 0 <= value <= MAX_TEMPERATURE):
-        raise ApiError(
-            400, f"temperature is {value}; it must be between 0 (greedy) and {MAX_TEMPERATURE:g}", "temperature"
-        )
-    return float(value)
-
-
-def _seed(given: dict[str, Any]) -> int:
-    value = _get(given, "seed", int, None)
-    if value is None:
-        return secrets.randbits(64)
-    if not -(2**63) <= value < 2**63:
-        raise ApiError(400, f"seed is {value}; it must be a 64-bit integer", "seed")
-    return value % 2**64
-
-
 def _include_usage(given: dict[str, Any], stream: bool) -> bool:
-    options = _get(given, "stream_options", dict, {})
-    options = {name: value for name, value in options.items() if value is not None}
-    if options and not stream:
+    asked = get(given, "stream_options", dict, {})
+    asked = {name: value for name, value in asked.items() if value is not None}
+    if asked and not stream:
         raise ApiError(400, "stream_options is only for stream: true", "stream_options")
-    for name in options:
+    for name in asked:
         if name != "include_usage":
             raise ApiError(400, f"stream_options.{name} is not served; include_usage is", "stream_options")
-    return _get(options, "include_usage", bool, False)
+    return get(asked, "include_usage", bool, False)

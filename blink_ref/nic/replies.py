@@ -3,7 +3,13 @@
 import json
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Any
+
+from blink_ref.ring.layout import LENGTH, REASONS, TIME
+
+from . import scores
+from .answer import Piece
 
 
 class Reply:
@@ -12,32 +18,41 @@ class Reply:
     ``counted`` chunks have a ``usage``, which is null in all but :meth:`usage` itself.
     """
 
-    def __init__(self, chat: bool, model: str, prompt_tokens: int, counted: bool) -> None:
+    def __init__(
+        self, chat: bool, model: str, prompt_tokens: int, counted: bool, token_bytes: scores.TokenBytes
+    ) -> None:
         self._chat, self._model, self._prompt_tokens = chat, model, prompt_tokens
+        self._token_bytes = token_bytes
         self._extra = {"usage": None} if counted else {}
         self._id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
         self._created = int(time.time())
 
-    def whole(self, text: str, reason: str, tokens: int) -> dict[str, Any]:
-        """The answer in one object; ``tokens`` were generated."""
-        said = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
-        return {**self._object([self._choice(said, reason)]), "usage": self._usage(tokens)}
+    def whole(self, samples: Sequence[Sequence[Piece]], tokens: int) -> dict[str, Any]:
+        """The answer in one object, from all pieces of each sample; ``tokens`` were generated for all of them."""
+        choices = []
+        for pieces in samples:
+            text = "".join(piece.text for piece in pieces)
+            said = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
+            choices.append(self._choice(said, pieces))
+        return {**self._object(choices), "usage": self._usage(tokens)}
 
-    def first(self) -> dict[str, Any] | None:
-        """The chunk that opens a chat: who speaks."""
+    def first(self, sample: int) -> dict[str, Any] | None:
+        """The chunk that opens a chat's sample: who speaks."""
         if not self._chat:
             return None
-        return self._object([self._choice({"delta": {"role": "assistant", "content": ""}}, None)], ".chunk")
+        opening = Piece(sample, "", None, None)
+        return self._object([self._choice({"delta": {"role": "assistant", "content": ""}}, [opening])], ".chunk")
 
-    def piece(self, text: str) -> dict[str, Any]:
-        """The chunk for some text."""
-        said: dict[str, Any] = {"delta": {"content": text}} if self._chat else {"text": text}
-        return self._object([self._choice(said, None)], ".chunk")
-
-    def last(self, reason: str) -> dict[str, Any]:
-        """The chunk that says why it ends."""
-        said: dict[str, Any] = {"delta": {}} if self._chat else {"text": ""}
-        return self._object([self._choice(said, reason)], ".chunk")
+    def chunks(self, piece: Piece) -> list[dict[str, Any]]:
+        """The chunks for a piece: its text, if it has one or is scored; and why the sample ends, if it does."""
+        chunks = []
+        if piece.text or piece.scored:
+            said: dict[str, Any] = {"delta": {"content": piece.text}} if self._chat else {"text": piece.text}
+            chunks.append(self._object([self._choice(said, [piece._replace(reason=None)])], ".chunk"))
+        if piece.reason is not None:
+            said = {"delta": {}} if self._chat else {"text": ""}
+            chunks.append(self._object([self._choice(said, [piece])], ".chunk"))
+        return chunks
 
     def usage(self, tokens: int) -> dict[str, Any]:
         """The chunk with the counts, for those who asked for it."""
@@ -54,8 +69,17 @@ class Reply:
             **self._extra,
         }
 
-    def _choice(self, said: dict[str, Any], reason: str | None) -> dict[str, Any]:
-        return {"index": 0, **said, "logprobs": None, "finish_reason": reason}
+    def _choice(self, said: dict[str, Any], pieces: Sequence[Piece]) -> dict[str, Any]:
+        """A choice of one sample's pieces, the last of which may be its end."""
+        scored = [piece.scored for piece in pieces if piece.scored]
+        shape = scores.of_chat if self._chat else scores.of_completion
+        reason = pieces[-1].reason
+        return {
+            "index": pieces[-1].sample,
+            **said,
+            "logprobs": shape(scored, self._token_bytes) if scored else None,
+            **_end(reason),
+        }
 
     def _usage(self, tokens: int) -> dict[str, int]:
         return {
@@ -63,6 +87,14 @@ class Reply:
             "completion_tokens": tokens,
             "total_tokens": self._prompt_tokens + tokens,
         }
+
+
+def _end(reason: int | None) -> dict[str, Any]:
+    """Why a sample ended. The API knows no end by time: it is a "length", cut by a limit of the client's own,
+    and vLLM's ``stop_reason`` tells the two apart."""
+    if reason == TIME:
+        return {"finish_reason": REASONS[LENGTH], "stop_reason": "timeout"}
+    return {"finish_reason": None if reason is None else REASONS[reason]}
 
 
 DONE = b"data: [DONE]\n\n"

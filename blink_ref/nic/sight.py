@@ -22,6 +22,8 @@ from blink_ref.ring.layout import (
 )
 from blink_ref.ring.window import Window
 
+NO_SLOT, IN_CACHE = -1, -2
+"""Instead of a page's slot: it is free; it is kept for prompts that begin with its tokens."""
 RECENT = 32
 """Steps that a rate is taken from."""
 
@@ -46,7 +48,7 @@ class Sight(NamedTuple):
     state: np.ndarray
     """u32 [slots]: ring.layout.STATES"""
     page_slot: np.ndarray
-    """int64 [pages]: the slot that owns a page, -1 = free, -2 = cached: kept for those who begin with its tokens"""
+    """int64 [pages]: the slot that owns a page (of a shared one, the last), NO_SLOT or IN_CACHE"""
     page_filled: np.ndarray
     """bool [pages]: whether the page holds a position yet"""
     steps: list[Step]
@@ -75,7 +77,7 @@ def look(window: Window) -> Sight:
     gpu = window.gpu
     owner, position = gpu["owner"].astype(np.int64), gpu["position"].astype(np.int64)
     owned = (owner > 0) & (owner != CACHED)
-    slot = np.where(owned, owner >> 16, np.where(owner == CACHED, -2, -1))
+    slot = np.where(owned, owner >> 16, np.where(owner == CACHED, IN_CACHE, NO_SLOT))
     begins = ((owner & 0xFFFF) - 1) * window.layout.page_size
     filled = owned & (begins < position[slot])
     waiting = int(gpu["heartbeat"][BEAT_WAITING])

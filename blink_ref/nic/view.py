@@ -11,7 +11,7 @@ from rich.text import Text
 
 from blink_ref.ring.layout import CANCELLED, DONE, FAILED, FREE, PHASES, STATES
 
-from .sight import Sight, Step
+from .sight import IN_CACHE, NO_SLOT, Sight, Step
 
 COLUMNS = 64
 """Cells in a row: slots, pages, or steps."""
@@ -28,6 +28,7 @@ PHASE_STYLES = ("white", "blue", "cyan", "yellow", "bright_blue", "magenta", "br
 DECODE_STYLE, PREFILL_STYLE = "green", "cyan"
 SLOT_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 SLOT_STYLES = ("green", "cyan", "yellow", "magenta", "blue", "red")
+FREE_PAGE, CACHED_PAGE = "·", "▒"
 
 
 def view(sight: Sight, title: str) -> RenderableType:
@@ -75,14 +76,16 @@ def _states(sight: Sight) -> Text:
 
 
 def _page_map(sight: Sight) -> list[Text]:
-    """A cell a page: its slot's letter, bright once it holds something; the pages are dealt from the first on."""
+    """A cell a page: its slot's letter, bright once it holds something; a shared page has its last owner's."""
     lines = []
     for first in range(0, PAGE_LINES * COLUMNS, COLUMNS):
         line, here = Text(), slice(first, first + COLUMNS)
         for slot, filled in zip(sight.page_slot[here].tolist(), sight.page_filled[here].tolist(), strict=True):
             letter, style = SLOT_LETTERS[slot % len(SLOT_LETTERS)], SLOT_STYLES[slot % len(SLOT_STYLES)]
-            if slot < 0:
-                line.append("·", "dim")
+            if slot == NO_SLOT:
+                line.append(FREE_PAGE, "dim")
+            elif slot == IN_CACHE:
+                line.append(CACHED_PAGE, "dim")
             else:
                 line.append(letter, f"reverse {style}" if filled else style)
         lines.append(line)
@@ -92,7 +95,8 @@ def _page_map(sight: Sight) -> list[Text]:
 def _page_counts(sight: Sight) -> Text:
     pages, owned = len(sight.page_slot), int((sight.page_slot >= 0).sum())
     shown = min(pages, PAGE_LINES * COLUMNS)
-    text = f"pages 0-{shown - 1} of {pages}, by slot: {owned} taken, {int(sight.page_filled.sum())} of them in use"
+    filled, cached = int(sight.page_filled.sum()), int((sight.page_slot == IN_CACHE).sum())
+    text = f"0-{shown - 1} of {pages}: {owned} taken, {filled} in use; {CACHED_PAGE} {cached} cached"
     return Text(text, "dim")
 
 
