@@ -49,6 +49,36 @@ class Ask:
         return filters.spec(self.adjusted(x), *given)
 
 
+def random_ask(draw: np.random.Generator, vocab: int, on: dict[str, bool] | None = None) -> Ask:
+    """A random request; `on` says which parameters it has: by default each with probability 1/2."""
+
+    def has(name: str) -> bool:
+        return draw.random() < 0.5 if on is None else on.get(name, False)
+
+    def uniform(name: str, low: float, high: float) -> float:
+        return float(draw.uniform(low, high)) if has(name) else 0.0
+
+    def tokens(most: int) -> list[int]:
+        return draw.integers(0, vocab, draw.integers(0, most)).tolist()
+
+    return Ask(
+        temperature=0.0 if has("greedy") else float(draw.choice([0.3, 1, 1.7])),
+        seed=int(draw.integers(0, 2**64, dtype=np.uint64)),
+        top_k=int(draw.integers(1, vocab + 5)) if has("top_k") else 0,
+        top_p=uniform("top_p", 0, 1),
+        min_p=10 ** -float(draw.uniform(0, 3)) if has("min_p") else 0.0,
+        repetition=uniform("repetition", 0.7, 1.5),
+        presence=uniform("presence", -1, 1),
+        frequency=uniform("frequency", -1, 1),
+        min_tokens=int(draw.integers(1, 12)) if has("min_tokens") else 0,
+        logprobs=int(draw.integers(0, 22)),
+        stops=tokens(5),
+        biases=[(token, float(draw.uniform(-3, 3))) for token in tokens(9)] if has("biases") else [],
+        prompt=[0, *tokens(8)],
+        answer=tokens(9),
+    )
+
+
 class Samples:
     """Samples of a step: sample s has the logits ``x[s]`` and is of the request ``asks[of[s]]``.
 

@@ -21,8 +21,8 @@ from ..simt import device
 from ..simt.vocabulary import block_threads, f32, i64, rank, rank_index, thread_id
 from .agree import NOTHING, block_max, block_sum
 from .logprobs import mass, mass_spec, put_logprobs
-from .penalties import NEVER, adjust
-from .sampling import gumbel_spec, philox_spec, score
+from .penalties import adjust
+from .sampling import NEVER, gumbel_spec, philox_spec, score, sharpness, sharpness_spec
 
 MOST_NOISE = f32(17.0)
 """More than :func:`.sampling.gumbel` ever gives, which is 16.7."""
@@ -41,7 +41,7 @@ def kept_spec(adjusted: np.ndarray, temperature: float, top_k: int, top_p: float
     if top_k:
         kept &= adjusted >= np.sort(adjusted[kept])[-top_k:][0]
     if 0 < top_p < 1:
-        mass = mass_spec(np.where(kept, adjusted, NEVER), top, t)
+        mass = mass_spec(np.where(kept, adjusted, NEVER), top, temperature)
         goal = min(max(1, int(np.float32(mass.sum()) * np.float32(top_p))), mass.sum())
         order = np.argsort(-adjusted)
         kept &= adjusted >= adjusted[order][np.argmax(mass[order].cumsum() >= goal)]
@@ -57,7 +57,7 @@ def spec(
         return int(np.argmax(adjusted))
     counters = np.zeros((len(adjusted), 4), np.uint64)
     counters[:, 0], counters[:, 1] = np.arange(len(adjusted)), position
-    scores = adjusted / np.float32(temperature) + gumbel_spec(philox_spec(counters, seed)[:, 0])
+    scores = adjusted * sharpness_spec(temperature) + gumbel_spec(philox_spec(counters, seed)[:, 0])
     return int(np.argmax(np.where(kept, scores, NEVER)))
 
 
@@ -162,10 +162,10 @@ def draw_from(block, plan, s, adjusted, bits, vocab, bar, likeliest):
     """
     temperature, seed, position = plan.temperature[s], plan.seed[s], plan.draw[s]
     good = score(adjusted[likeliest], temperature, seed, position, likeliest)
-    best = rank(good, likeliest)
+    best, sharp = rank(good, likeliest), sharpness(temperature)
     token = i64(thread_id())
     while token < vocab:
-        if order(bits[token]) >= bar and adjusted[token] / temperature + MOST_NOISE >= good:
+        if order(bits[token]) >= bar and adjusted[token] * sharp + MOST_NOISE >= good:
             best = max(best, rank(score(adjusted[token], temperature, seed, position, token), token))
         token += block_threads()
     return block_max(block, best)

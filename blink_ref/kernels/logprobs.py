@@ -11,6 +11,7 @@ import numpy as np
 from ..simt import device
 from ..simt.vocabulary import block_threads, exp, f32, i64, rank, rank_index, thread_id
 from .agree import NOTHING, block_max, block_sum
+from .sampling import NEVER, sharpness, sharpness_spec
 from .tensors import MOST_LOGPROBS
 
 WHOLE = 2.0**40
@@ -24,17 +25,17 @@ def spec(logits: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
     return x - x.max() - np.log(np.exp(x - x.max()).sum()), np.argsort(-x, kind="stable")[:n]
 
 
-def mass_spec(x: np.ndarray, top: np.float32, temperature: np.float32) -> np.ndarray:
+def mass_spec(x: np.ndarray, top: np.float32, temperature: float) -> np.ndarray:
     """The probabilities of logits x, relative to that of the logit `top`, in units of 1 / WHOLE; int64."""
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        relative = np.where(x == top, np.float32(1), np.exp((x - top) / temperature))
+    with np.errstate(invalid="ignore", over="ignore"):
+        relative = np.where(x == top, np.float32(1), np.exp((x - top) * sharpness_spec(temperature)))
     return (relative * np.float32(WHOLE)).astype(np.int64)
 
 
 @device
 def mass(x, top, temperature):
     """See :func:`mass_spec`; 0 of NaN. One lane."""
-    relative = exp((x - top) / temperature)
+    relative = exp((x - top) * sharpness(temperature))
     if x == top:
         relative = f32(1.0)  # also of inf, and where all is -inf
     return i64(relative * f32(WHOLE)) if relative == relative else i64(0)
@@ -57,7 +58,8 @@ def put_logprobs(block, s, drawn, n, model, act):
     while token < vocab:
         part += mass(logits[token], top, f32(1.0))
         token += block_threads()
-    total = f32(math.log(f32(block_sum(block, part)) * f32(1.0 / WHOLE)))
+    whole = max(i64(1), block_sum(block, part))  # nothing has a mass where all is NaN
+    total = f32(math.log(f32(whole) * f32(1.0 / WHOLE)))
     if thread_id() == 0:
         act.chosen_logprob[out] = logprob(logits[drawn], top, total)
     for i in range(n):
@@ -65,7 +67,7 @@ def put_logprobs(block, s, drawn, n, model, act):
             none = best == NOTHING
             token = i64(0) if none else rank_index(best)
             act.likely[i64(s) * MOST_LOGPROBS + i] = token
-            act.chosen_logprob[out + 1 + i] = f32(-np.inf) if none else logprob(logits[token], top, total)
+            act.chosen_logprob[out + 1 + i] = NEVER if none else logprob(logits[token], top, total)
         if i + 1 < n:
             best = best_below(block, logits, vocab, best)
 
@@ -88,7 +90,7 @@ def logprob(x, top, total):
     """The log probability of logit x, where `top` is the highest, and `total` the log of all masses. One lane."""
     if x == top:
         return -total
-    return x - top - total if x == x else f32(-np.inf)
+    return x - top - total if x == x else NEVER
 
 
 def cost(samples: int, vocab: int, n: int) -> tuple[int, int]:

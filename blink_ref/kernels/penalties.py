@@ -22,9 +22,7 @@ from ..simt.vocabulary import (
     load_relaxed,
     thread_id,
 )
-
-NEVER = f32(-np.inf)
-"""The logit of a token that is not drawn."""
+from .sampling import NEVER
 
 IN_PROMPT = 1 << 30
 """Beside the number of times that the answer has a token: the prompt has it too."""

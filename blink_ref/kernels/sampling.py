@@ -17,6 +17,12 @@ MULTIPLIER_0, MULTIPLIER_1 = u64(0xD2511F53), u64(0xCD9E8D57)
 WEYL_0, WEYL_1 = u64(0x9E3779B9), u64(0xBB67AE85)
 LOW, WORD = u64(0xFFFFFFFF), u64(32)
 
+NEVER = f32(-np.inf)
+"""The logit of a token that is not drawn."""
+
+SHARPEST = f32(3e38)
+"""Where 1 / temperature ends, short of infinity."""
+
 
 def spec(logits: np.ndarray, temperature: float, seed: int, position: int) -> int:
     """The token drawn from logits [vocab] for the answer's token at `position`; NaN is never drawn."""
@@ -25,7 +31,13 @@ def spec(logits: np.ndarray, temperature: float, seed: int, position: int) -> in
         return int(np.argmax(logits))
     counters = np.zeros((len(logits), 4), np.uint64)
     counters[:, 0], counters[:, 1] = np.arange(len(logits)), position
-    return int(np.argmax(logits / np.float32(temperature) + gumbel_spec(philox_spec(counters, seed)[:, 0])))
+    return int(np.argmax(logits * sharpness_spec(temperature) + gumbel_spec(philox_spec(counters, seed)[:, 0])))
+
+
+def sharpness_spec(temperature: float) -> np.float32:
+    """1 / temperature, at most SHARPEST: what logits are multiplied by."""
+    with np.errstate(divide="ignore", over="ignore"):
+        return min(np.float32(1) / np.float32(temperature), SHARPEST)
 
 
 def gumbel_spec(words: np.ndarray) -> np.ndarray:
@@ -74,11 +86,25 @@ def gumbel(word):
 
 
 @device
+def sharpness(temperature):
+    """See :func:`sharpness_spec`. A division by the temperature itself would not do: where it is the same for
+    many logits, compilers may make it this product, or not. One lane.
+    """
+    return min(f32(1.0) / temperature, SHARPEST)
+
+
+@device
 def score(logit, temperature, seed, position, token):
-    """What the token's logit counts for in the draw: itself when greedy, else scaled, with noise. One lane."""
+    """What the token's logit counts for in the draw: itself when greedy, else scaled, with noise. One lane.
+
+    The same bits wherever it is called: a comparison stands between product and sum, so that no compiler
+    makes one rounding of the two here and not there.
+    """
     if temperature == f32(0.0):
         return logit
-    return logit / temperature + gumbel(philox(seed, u64(token), u64(position)))
+    scaled = logit * sharpness(temperature)
+    scaled = scaled if scaled > NEVER else NEVER  # NaN too
+    return scaled + gumbel(philox(seed, u64(token), u64(position)))
 
 
 def cost(rows: int, vocab: int) -> tuple[int, int]:
