@@ -37,6 +37,7 @@ def test_top_p_keeps_the_fewest_that_reach_it_and_what_is_as_likely_as_the_last(
 def test_min_p_keeps_those_that_are_likely_enough_beside_the_likeliest():
     assert [kept(min_p=p) for p in (1.0, 0.51, 0.49, 0.24, 0.12)] == [[1], [1], [1, 3], [1, 2, 3], [0, 1, 2, 3, 4]]
     assert kept(min_p=1e-38) == [0, 1, 2, 3, 4]
+    assert kept(min_p=7.0) == [1]
 
 
 def test_filters_see_probabilities_at_the_temperature_and_top_k_does_not():
@@ -187,6 +188,11 @@ def test_infinite_logits_and_temperatures_near_zero_draw_the_likeliest(target, l
     x[:, [2, 4]] = 3.5, 2
     asks = [everything(seed=s, temperature=1e-30) for s in range(40)]
     assert set(Samples(x, asks).draw(target, lanes)) == {2}
+
+
+def test_a_min_p_above_one_leaves_the_likeliest(target, lanes):
+    x = np.tile(np.array([0, 2, 2, -1], np.float32), (50, 1))
+    assert set(Samples(x, [Ask(min_p=5.0)]).draw(target, lanes)) == {1, 2}
 
 
 def test_tokens_as_likely_as_the_last_one_kept_are_all_drawn(target, lanes):

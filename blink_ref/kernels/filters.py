@@ -37,7 +37,7 @@ def kept_spec(adjusted: np.ndarray, temperature: float, top_k: int, top_p: float
     if not kept.any():
         return kept
     if min_p:
-        kept &= adjusted >= top + t * np.log(np.float32(min_p))
+        kept &= adjusted >= top + t * np.log(min(np.float32(min_p), np.float32(1)))
     if top_k:
         kept &= adjusted >= np.sort(adjusted[kept])[-top_k:][0]
     if 0 < top_p < 1:
@@ -126,7 +126,7 @@ def draw_kept(block, plan, s, slot, sampling, model, act):
 def leave_out(adjusted, vocab, top, temperature, min_p):
     """Min-p: -inf for tokens with a probability below `min_p` times that of the logit `top`. All lanes."""
     if min_p > f32(0.0):
-        least = top + temperature * f32(math.log(min_p))
+        least = top + temperature * f32(math.log(min(min_p, f32(1.0))))
         token = i64(thread_id())
         while token < vocab:
             if adjusted[token] < least:
