@@ -4,10 +4,11 @@
 plainest form: it writes what it is told, valid or not, and keeps every record that comes.
 """
 
+import collections
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,11 +17,29 @@ from blink_ref import simt
 from blink_ref.engine import memory, settings
 from blink_ref.engine.persistent import serve
 from blink_ref.engine.settings import Settings
+from blink_ref.kvcache import pages
+from blink_ref.kvcache.pages import pages_spec
 from blink_ref.model.config import ModelConfig
 from blink_ref.model.store import resolve
 from blink_ref.model.weights import Weights
-from blink_ref.ring.layout import END, IGNORE_EOS, LINE, TOKEN, Layout, unpack_record
-from blink_ref.scheduler import state
+from blink_ref.ring.layout import (
+    CACHED,
+    DECODE,
+    DONE,
+    END,
+    FREE,
+    IGNORE_EOS,
+    LINE,
+    PREFILL,
+    READY,
+    TOKEN,
+    URGENT,
+    Layout,
+    unpack_record,
+)
+from blink_ref.scheduler import pause, state
+from blink_ref.simt import device
+from blink_ref.simt.vocabulary import i32, u32
 
 TARGETS = ["cpu", "python", pytest.param("cuda", marks=pytest.mark.cuda)]
 LANES = {"cpu": 1, "python": 4, "cuda": 64}
@@ -115,6 +134,10 @@ class Bench:
         bounds = steps, patience
         simt.launch(serve, s.blocks, s.lanes, *self.args, *bounds, target=s.target, shared=s.shared)
 
+    def interrupt(self, *layers: int) -> None:
+        """From now on, interrupt best-effort steps before these layers (see :func:`interruptible`)."""
+        self.window.nic["trace"][1] = sum(1 << layer for layer in layers)
+
     def stop(self) -> None:
         """Set the stop word, and let the kernel see it."""
         self.window.nic["stop"][0] = 1
@@ -130,24 +153,109 @@ class Bench:
         return self.queue.running[: self.queue.count[state.RUNNING]].tolist()
 
     def waiting(self) -> list[int]:
-        """The slots that wait to be admitted, in order."""
-        head, tail = (int(self.queue.count[place]) for place in (state.WAITING_HEAD, state.WAITING_TAIL))
-        return [int(self.queue.waiting[place % len(self.queue.waiting)]) for place in range(head, tail)]
+        """The slots that wait for a place in the batch, whoever goes first first."""
+        ready = [slot for slot in range(len(self.slots.state)) if self.slots.state[slot] == READY]
+        return sorted(ready, key=lambda slot: self.slots.order[slot])
 
     def free_pages(self) -> list[int]:
         """The pages on the free stack."""
-        return self.cache.free[: self.cache.count[0]].tolist()
+        return self.cache.free[: self.cache.count[pages.FREE]].tolist()
+
+    def unused_pages(self) -> list[int]:
+        """The pages that are cached and held by nobody, the one to be evicted first first."""
+        found, page = [], int(self.cache.newer[self.cache.pages])
+        while page != self.cache.pages:
+            found.append(page)
+            page = int(self.cache.newer[page])
+        return found
+
+    def limbo(self) -> list[int]:
+        """The pages that a paused step may still read, and nobody holds."""
+        kept = self.cache.limbo[: self.cache.count[pages.LIMBO]].tolist()
+        return [page for page in kept if not self.cache.references[page]]
 
     def held_pages(self, slot: int) -> list[int]:
         """The pages of a slot, in order of position."""
         return self.cache.table[slot, : self.slots.pages[slot]].tolist()
+
+    def check(self) -> None:
+        """Whatever has happened: pages are conserved, counted and filed, and the lists agree with the slots."""
+        check_pages(self)
+        check_slots(self)
 
     def poison(self) -> None:
         """NaN into free pages and all activations: what a step may not read before it has written it."""
         for kept in (self.cache.keys, self.cache.values):
             kept.reshape(self.config.layers, self.cache.pages, -1)[:, self.free_pages()] = np.nan
         for buffer in self.act:
-            buffer.fill(np.nan)
+            if buffer.dtype == np.float32:
+                buffer.fill(np.nan)
+
+
+def check_pages(made: Bench) -> None:
+    """Each page is in one place, its references are the slots that hold it, and what is filed can be found."""
+    cache, slots, size = made.cache, made.slots, made.cache.page_size
+    held = collections.Counter(page for slot in range(len(slots.pages)) for page in made.held_pages(slot))
+    assert cache.references.tolist() == [held[page] for page in range(cache.pages)]
+    resting = made.free_pages() + made.unused_pages() + made.limbo()
+    assert sorted([*held, *resting]) == list(range(cache.pages)), "each page is in one place"
+    assert len(made.unused_pages()) == cache.count[pages.UNUSED]
+    in_buckets = []
+    for head in cache.bucket.tolist():
+        while head:
+            in_buckets.append(head - 1)
+            head = int(cache.following[head - 1])
+    assert sorted(in_buckets) == np.flatnonzero(cache.filed).tolist()
+    assert not cache.filed[made.free_pages()].any()
+    assert cache.filed[made.unused_pages()].all()
+    for page in in_buckets:
+        parent = int(cache.parent[page]) - 1
+        assert parent < 0 or cache.filed[parent], "a filed page's parent is filed"
+    for slot in range(len(slots.pages)):
+        for place, page in enumerate(made.held_pages(slot)):
+            whole = (place + 1) * size <= slots.done[slot]
+            if cache.filed[page]:
+                assert whole, "a page is filed, and so shared, when it is full"
+                assert cache.token[page].tolist() == slots.token[slot, place * size :][:size].tolist()
+                assert cache.parent[page] == (1 + made.held_pages(slot)[place - 1] if place else 0)
+            else:
+                assert held[page] == 1, "only filed pages are shared"
+                assert not (whole and cache.sharing)
+    shown = made.window.gpu["owner"]
+    assert (shown[made.free_pages()] == 0).all()
+    assert (shown[made.unused_pages()] == CACHED).all()
+    for page in held:
+        slot, place = int(shown[page]) >> 16, (int(shown[page]) & 0xFFFF) - 1
+        assert place >= 0
+        assert made.cache.table[slot, place] == page or held[page] > 1 or slots.flight.any()
+
+
+def check_slots(made: Bench) -> None:
+    """States, counts and lists of the scheduler agree."""
+    slots, count, running = made.slots, made.queue.count, made.running()
+    assert len(set(running)) == len(running) <= made.settings.running
+    assert [slots.order[slot] for slot in running] == sorted(slots.order[slot] for slot in running)
+    assert count[state.WAITING] == len(made.waiting())
+    ended = made.queue.ended[: count[state.ENDING]].tolist()
+    assert len(set(ended)) == len(ended)
+    for slot in range(len(slots.state)):
+        known, done, prompt = (int(a[slot]) for a in (slots.known, slots.done, slots.prompt_len))
+        if slot in running:
+            assert slots.state[slot] == (DECODE if known > prompt else PREFILL) or known > prompt
+            assert 0 <= done < known < prompt + slots.limit[slot]
+            needed = pages_spec(done, made.cache.page_size)
+            assert needed <= slots.pages[slot] <= pages_spec(known, made.cache.page_size)
+        else:
+            assert slots.pages[slot] == 0
+            assert slots.state[slot] in (FREE, READY, DONE)
+            assert (slots.state[slot] == DONE) <= (slot in ended)
+    resumed = made.plan.count[state.CHUNKS] and made.plan.count[state.FIRST_LAYER]
+    if not count[state.PAUSED] and not resumed:
+        assert not slots.flight.any()
+        assert not made.cache.count[pages.LIMBO]
+        assert not made.view.reserved.any()
+    for worker, desk in enumerate(made.desks):
+        assert 0 <= made.view.written[worker] - desk.index <= made.window.layout.outbox
 
 
 class Answer(NamedTuple):
@@ -182,26 +290,41 @@ class Desk:
         seed: int = 0,
         ignore_eos: bool = False,
         overwrite: Mapping[str, float] | None = None,
+        stops: Sequence[int] = (),
+        biases: Mapping[int, float] | None = None,
+        urgent: bool = False,
+        **fields: float,
     ) -> None:
         """Put a request into a slot and ring its doorbell; `overwrite` has the last word on the record."""
-        assert len(prompt) <= self.room
+        pairs = [word for token, bias in (biases or {}).items() for word in (token, bits_of(bias))]
+        words = [*prompt, *stops, *pairs]
+        assert len(words) <= self.room
         assert slot not in self.answers or self.answers[slot].reason, f"slot {slot} is busy"
         nic = self.window.nic
         at = (slot - self.slots[0]) * self.room
         start = self.worker * self.window.layout.arena + at
-        nic["arena"][start : start + len(prompt)] = prompt
+        nic["arena"][start : start + len(words)] = words
         record = {
             "prompt_at": at,
             "prompt_len": len(prompt),
             "max_tokens": max_tokens,
-            "flags": IGNORE_EOS * ignore_eos,
+            "flags": IGNORE_EOS * ignore_eos | URGENT * urgent,
             "temperature": temperature,
             "seed": seed,
+            "stops": len(stops),
+            "biases": len(biases or {}),
         }
-        for name, value in {**record, **(overwrite or {})}.items():
+        nic["request"][slot] = np.zeros((), nic["request"].dtype)
+        for name, value in {**record, **fields, **(overwrite or {})}.items():
             nic["request"][slot][name] = value
         self.answers[slot] = Answer([], 0)
         nic["doorbell"][slot] = (int(nic["doorbell"][slot]) + 1) & 0xFFFFFFFF or 1
+        if urgent:
+            self.count_urgent()
+
+    def count_urgent(self) -> None:
+        """Say that an urgent request has rung."""
+        self.window.nic["urgent"][self.worker * LINE // 4] += 1
 
     def cancel(self, slot: int) -> None:
         """Ask for the end of a slot's request."""
@@ -231,6 +354,11 @@ class Desk:
         return [slot for slot, answer in self.answers.items() if not answer.reason]
 
 
+def bits_of(bias: float) -> int:
+    """A float32's bits."""
+    return int(np.float32(bias).view(np.uint32))
+
+
 class Request(NamedTuple):
     """What decides an answer."""
 
@@ -239,6 +367,15 @@ class Request(NamedTuple):
     temperature: float = 0.0
     seed: int = 0
     ignore_eos: bool = False
+    filters: tuple[tuple[str, float], ...] = ()
+    """fields of the request record, by name"""
+    stops: tuple[int, ...] = ()
+    biases: tuple[tuple[int, float], ...] = ()
+
+    def ring(self, desk: "Desk", slot: int, **others: Any) -> None:
+        """Ring for it; `others` are what an answer must not depend on."""
+        options = {"stops": self.stops, "biases": dict(self.biases), **dict(self.filters), **others}
+        desk.ring(slot, self.prompt, self.max_tokens, self.temperature, self.seed, self.ignore_eos, **options)
 
 
 def answers_alone(bench: Bench) -> Callable[[Request], Answer]:
@@ -246,7 +383,7 @@ def answers_alone(bench: Bench) -> Callable[[Request], Answer]:
 
     @functools.cache
     def alone(request: Request) -> Answer:
-        bench.desk.ring(0, *request)
+        request.ring(bench.desk, 0)
         while bench.desk.busy():
             bench.run()
             bench.desk.read()
@@ -258,11 +395,25 @@ def answers_alone(bench: Bench) -> Callable[[Request], Answer]:
 def answers_together(bench: Bench, requests: Sequence[Request]) -> list[Answer]:
     """What each request gets when all are rung before the first step."""
     for slot, request in zip(bench.desk.slots, requests, strict=False):
-        bench.desk.ring(slot, *request)
+        request.ring(bench.desk, slot)
     while bench.desk.busy():
         bench.run()
         assert bench.desk.read(), "the engine stands still"
     return [bench.desk.answers[slot] for slot in bench.desk.slots[: len(requests)]]
+
+
+@device
+def interrupt_at(window, queue, plan, layer, layers):
+    """In the place of pause.watch: interrupt before the layers whose bits are set in word 1 of `trace`."""
+    if layer < layers and plan.count[state.PREEMPTIBLE] == 1 and window.trace[1] >> u32(layer) & u32(1):
+        plan.count[state.INTERRUPTED] = i32(layer)
+
+
+@pytest.fixture(scope="module")
+def interruptible():
+    """Within a module, steps are interrupted where :meth:`Bench.interrupt` says, and not when somebody rings."""
+    with simt.swap(pause.watch, interrupt_at):
+        yield
 
 
 def mixed_requests(config: ModelConfig, n: int, longest: int, max_tokens: int) -> list[Request]:

@@ -1,23 +1,26 @@
 """Random histories of the whole engine: whatever comes and goes, each request gets what it gets alone."""
 
 import functools
+import os
 
 import numpy as np
 import pytest
-from engine_bench import SMALL, Bench, Request, answers_alone, chosen, small
+from engine_bench import SMALL, Bench, Request, answers_alone, chosen, interruptible, small  # noqa: F401
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from blink_ref.kvcache.pages import pages_spec
 from blink_ref.model.reference import Reference
-from blink_ref.ring.layout import CANCEL, DECODE, FREE, LENGTH, PREFILL, READY, STOP
+from blink_ref.ring.layout import BAD_REQUEST, CANCEL, LENGTH, STOP
+from blink_ref.scheduler import state
 from blink_ref.scheduler.admit import refusal_spec
-from blink_ref.scheduler.state import WAITING_HEAD, WAITING_TAIL
+
+EXAMPLES = int(os.environ.get("BLINK_REF_EXAMPLES", "500"))
+"""``make soak`` sets it to 20,000."""
 
 SLOTS, WORKERS, CONTEXT = 8, 2, 24
-ENDS = {FREE, *range(DECODE + 1, 8)}
-"""States that a slot shows when nothing of it waits or runs."""
+pytestmark = pytest.mark.usefixtures("interruptible")
 
 
 @functools.cache
@@ -25,10 +28,54 @@ def alone(target: str):
     return answers_alone(Bench(small(), chosen(SMALL, target, context=CONTEXT), arena=1024))
 
 
+BASES = [tuple(np.random.default_rng(n).integers(0, SMALL.vocab, 20).tolist()) for n in range(2)]
+"""Texts that many prompts begin with."""
+
+prompts = st.one_of(
+    st.lists(st.integers(0, SMALL.vocab - 1), min_size=1, max_size=20),
+    st.builds(
+        lambda base, n, end: [*base[:n], *end],
+        st.sampled_from(BASES),
+        st.integers(1, 18),
+        st.lists(st.integers(0, SMALL.vocab - 1), max_size=2),
+    ),
+)
+
+filters = st.lists(
+    st.sampled_from(
+        [
+            ("top_k", 3),
+            ("top_p", 0.7),
+            ("min_p", 0.2),
+            ("repetition", 1.3),
+            ("presence", 0.5),
+            ("frequency", 0.4),
+            ("min_tokens", 1),
+            ("logprobs", 3),
+        ]
+    ),
+    unique_by=lambda field: field[0],
+    max_size=3,
+)
+
+requests = st.builds(
+    Request,
+    prompts.map(tuple),
+    st.integers(1, 12),
+    st.sampled_from([0.0, 0.7, 1.5]),
+    st.integers(0, 2**64 - 1),
+    st.booleans(),
+    st.one_of(st.just(()), filters.map(tuple)),
+    st.lists(st.integers(0, SMALL.vocab - 1), max_size=2).map(tuple),
+    st.sampled_from([(), ((11, 5.0), (12, 5.0))]),
+)
+
+
 class History(RuleBasedStateMachine):
     """Two NIC workers ask, cancel and read as they please; the kernel runs in pieces of a few steps.
 
-    Pages, places in the batch, rows of a step and records of the outboxes are all too few.
+    Pages, places in the batch, rows of a step and records of the outboxes are all too few. Steps are
+    interrupted between two layers, and requests of all priorities come in while they are.
     """
 
     target = "cpu"
@@ -38,32 +85,50 @@ class History(RuleBasedStateMachine):
         pages=st.integers(3, 14),
         page_size=st.sampled_from([1, 3, 4, 16]),
         running=st.integers(1, 5),
+        reserved=st.integers(0, 1),
         spare_rows=st.integers(0, 6),
         outbox=st.sampled_from([2, 4, 8, 64]),
+        sharing=st.booleans(),
     )
-    def start(self, blocks, pages, page_size, running, spare_rows, outbox):
-        sizes = {"pages": pages, "page_size": page_size, "running": running, "rows": running + spare_rows}
-        made = chosen(SMALL, self.target, blocks=blocks, slots=SLOTS, context=CONTEXT, **sizes)
-        self.made = Bench(small(), made, outbox=outbox, workers=WORKERS, arena=SLOTS * CONTEXT // WORKERS)
+    def start(self, blocks, pages, page_size, running, reserved, spare_rows, outbox, sharing):
+        made = chosen(
+            SMALL,
+            self.target,
+            blocks=blocks,
+            slots=SLOTS,
+            context=CONTEXT,
+            pages=pages,
+            page_size=page_size,
+            running=running,
+            reserved=min(reserved, running - 1),
+            rows=running + spare_rows,
+            sharing=sharing,
+        )
+        self.made = Bench(small(), made, outbox=outbox, workers=WORKERS, arena=SLOTS * 32 // WORKERS, events=64)
         self.asked: dict[int, Request] = {}
         self.cancelled: set[int] = set()
 
     @rule(
         worker=st.integers(0, WORKERS - 1),
-        prompt=st.lists(st.integers(0, SMALL.vocab - 1), min_size=1, max_size=20),
-        max_tokens=st.integers(1, 12),
-        temperature=st.sampled_from([0.0, 0.7, 1.5]),
-        seed=st.integers(0, 2**64 - 1),
-        ignore_eos=st.booleans(),
+        request=requests,
+        urgent=st.booleans(),
+        priority=st.integers(0, 2),
+        leader=st.integers(0, SLOTS),
     )
-    def ask(self, worker, prompt, max_tokens, temperature, seed, ignore_eos):
+    def ask(self, worker, request, urgent, priority, leader):
         desk = self.made.desks[worker]
         free = [slot for slot in desk.slots if slot not in desk.busy()]
-        if free:
-            if free[0] in desk.answers:
-                self.settle(free[0])
-            self.asked[free[0]] = Request(tuple(prompt), max_tokens, temperature, seed, ignore_eos)
-            desk.ring(free[0], *self.asked[free[0]])
+        if not free:
+            return
+        slot = free[0]
+        if slot in desk.answers:
+            self.settle(slot)
+        if leader and leader - 1 in self.asked:  # one of n samples of the same prompt, or nearly
+            request = request._replace(prompt=self.asked[leader - 1].prompt)
+        self.asked[slot] = request
+        generation = int(self.made.window.nic["doorbell"][leader - 1]) if leader else 0
+        others = {"leader": leader, "leader_generation": generation, "priority": priority, "urgent": urgent}
+        request.ring(desk, slot, **others)
 
     @rule(steps=st.integers(1, 5))
     def run(self, steps):
@@ -74,6 +139,11 @@ class History(RuleBasedStateMachine):
         assert made.window.nic.tobytes() == nic, "the GPU writes its own half only"
         assert made.steps <= before + steps
         self.nobody_is_kept_waiting()
+
+    @rule(layers=st.lists(st.integers(0, SMALL.layers), max_size=2), traced=st.booleans())
+    def interrupt(self, layers, traced):
+        self.made.interrupt(*layers)
+        self.made.window.nic["trace"][0] = traced
 
     @rule(worker=st.integers(0, WORKERS - 1), most=st.integers(1, 10))
     def read(self, worker, most):
@@ -92,6 +162,8 @@ class History(RuleBasedStateMachine):
         tokens, reason = self.made.desks[slot * WORKERS // SLOTS].answers[slot]
         request, chosen = self.asked.pop(slot), self.made.settings
         never = refusal_spec(len(request.prompt), request.max_tokens, CONTEXT, chosen.pages, chosen.page_size)
+        if dict(request.filters).get("min_tokens", 0) > request.max_tokens:
+            never = BAD_REQUEST
         if reason == CANCEL:
             assert slot in self.cancelled
         else:
@@ -104,47 +176,23 @@ class History(RuleBasedStateMachine):
         self.cancelled.discard(slot)
 
     def nobody_is_kept_waiting(self):
-        """After a turn of the scheduler, who heads the queue lacks a place, pages, or room for a refusal."""
+        """After a turn of the scheduler, who heads the queue lacks a place, pages, or its leader's pages."""
         made = self.made
-        if waiting := made.waiting():
-            prompt, limit = int(made.slots.prompt_len[waiting[0]]), int(made.slots.limit[waiting[0]])
-            worker = waiting[0] * WORKERS // SLOTS
+        free = [s for s in made.waiting() if not made.slots.leader[s] and not made.slots.flight[s]]
+        if free and not made.queue.count[state.PAUSED] and not made.plan.count[state.CHUNKS]:
+            head = free[0]
+            needed = pages_spec(int(made.slots.known[head]) + 1, made.settings.page_size)
+            ordinary = sum(not made.slots.urgent[slot] for slot in made.running())
             assert (
                 len(made.running()) == made.settings.running
-                or pages_spec(prompt + limit, made.settings.page_size) > len(made.free_pages())
-                or made.view.written[worker] - made.desks[worker].index == made.window.layout.outbox
+                or ordinary >= made.settings.running - made.settings.reserved
+                or needed > len(made.free_pages()) + len(made.unused_pages())
             )
 
     @invariant()
-    def pages_are_owned_once(self):
+    def all_is_as_it_should_be(self):
         if hasattr(self, "made"):
-            owned = [page for slot in range(SLOTS) for page in self.made.held_pages(slot)]
-            assert sorted(owned + self.made.free_pages()) == list(range(self.made.cache.pages))
-
-    @invariant()
-    def counts_agree(self):
-        if not hasattr(self, "made"):
-            return
-        made, slots = self.made, self.made.slots
-        running, waiting = made.running(), made.waiting()
-        assert len({*running, *waiting}) == len(running) + len(waiting)
-        assert len(running) <= made.settings.running
-        heads = [made.queue.count[place] for place in (WAITING_HEAD, WAITING_TAIL)]
-        assert 0 <= heads[1] - heads[0] <= SLOTS
-        shown = made.window.gpu["state"]
-        for slot in range(SLOTS):
-            prompt, done, produced = (int(a[slot]) for a in (slots.prompt_len, slots.done, slots.produced))
-            if slot in running:
-                assert slots.pages[slot] == pages_spec(prompt + int(slots.limit[slot]), made.settings.page_size)
-                assert slots.state[slot] == shown[slot] == (DECODE if produced else PREFILL)
-                assert done == prompt + produced - 1 if produced else done < prompt
-                assert produced < slots.limit[slot]
-            else:
-                assert slots.pages[slot] == 0
-                assert slots.state[slot] == (READY if slot in waiting else FREE)
-                assert shown[slot] == READY if slot in waiting else int(shown[slot]) in ENDS
-        for worker, desk in enumerate(made.desks):
-            assert 0 <= made.view.written[worker] - desk.index <= made.window.layout.outbox
+            self.made.check()
 
     def teardown(self):
         """Let all that has been asked for end."""
@@ -157,7 +205,8 @@ class History(RuleBasedStateMachine):
                 break
         assert [desk.busy() for desk in made.desks] == [[], []]
         assert made.running() == made.waiting() == []
-        assert len(made.free_pages()) == made.cache.pages
+        made.check()
+        assert len(made.free_pages()) + len(made.unused_pages()) == made.cache.pages
         for slot in list(self.asked):
             self.settle(slot)
 
@@ -171,7 +220,7 @@ def run_histories(target, examples, steps):
 
 
 def test_any_history_on_the_cpu_gives_each_request_what_it_gets_alone():
-    run_histories("cpu", 100, 50)
+    run_histories("cpu", EXAMPLES, 50)
 
 
 @pytest.mark.cuda

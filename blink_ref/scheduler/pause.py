@@ -65,6 +65,7 @@ def put_aside(window, slots, queue, plan, paused):
     if thread_id() == 0:
         kept = paused.plan
         kept.count[FIRST_LAYER] = plan.count[INTERRUPTED]
+        kept.count[INTERRUPTED] = i32(0)
         kept.stamp[LAYERS] = clock_ns()
         for chunk in range(plan.count[CHUNKS]):
             slot = i64(plan.chunk_slot[chunk])

@@ -68,15 +68,21 @@ def show_page(window, queue, cache, slot, place):
 
 
 @device
+def show_free(window, queue, cache, slot, page):
+    """The slot has let go of a page. One lane."""
+    if cache.references[page] == 0:
+        window.owner[page] = u32(CACHED * i64(cache.filed[page]))
+    event(window, queue, EVENT_RELEASE, slot, i64(cache.filed[page]) << 20 | page)
+
+
+@device
 def release_pages(window, slots, queue, cache, slot):
     """The slot lets go of its pages, the last one first, so that it is reused first. One lane."""
     place = i64(slots.pages[slot]) - 1
     while place >= 0:
         page = i64(cache.table[slot, place])
         let_go(cache, page, slots.flight[slot])
-        if cache.references[page] == 0:
-            window.owner[page] = u32(CACHED * i64(cache.filed[page]))
-        event(window, queue, EVENT_RELEASE, slot, i64(cache.filed[page]) << 20 | page)
+        show_free(window, queue, cache, slot, page)
         place -= 1
     slots.pages[slot] = i32(0)
 

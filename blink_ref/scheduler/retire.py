@@ -22,7 +22,7 @@ from ..ring.layout import (
 from ..simt import device
 from ..simt.vocabulary import barrier, divide, i32, i64, rank_index, thread_id, u32
 from .arrivals import mark_ending
-from .residence import leave_batch, release_pages, show_page
+from .residence import leave_batch, release_pages, show_free, show_page
 from .sight import LOOKED, show_step, stamp
 from .state import CHUNKS, ENDING, PAUSED, WAITING
 from .trace import event
@@ -83,7 +83,9 @@ def land(window, slots, queue, plan, cache, sampling, model, act, chunk, slot):
     window.position[slot] = u32(done)
     if cache.sharing == 1:
         for page in range(divide(before, size)[0], divide(done, size)[0]):
-            if file_page(slots, cache, slot, page) >= 0:
+            given_up = file_page(slots, cache, slot, page)
+            if given_up >= 0:
+                show_free(window, queue, cache, slot, given_up)
                 show_page(window, queue, cache, slot, page)
     sample = i64(plan.chunk_sample[chunk])
     if sample >= 0:
