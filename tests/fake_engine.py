@@ -21,6 +21,7 @@ from blink_ref.model.config import ModelConfig
 from blink_ref.ring import layout as ring
 from blink_ref.ring.layout import Layout, pack_record
 from blink_ref.ring.window import Window
+from blink_ref.trace.record import pack_event
 
 
 @dataclass
@@ -68,6 +69,7 @@ class FakeGpu:
         self.taken = np.zeros(window.layout.slots, np.uint32)
         self.urgent = int(window.nic["urgent"][0])
         self.rows: dict[int, Row] = {}
+        self.events = 0
 
     def step(self) -> None:
         """Take what has rung, and write one record for each running request that finds room."""
@@ -77,6 +79,10 @@ class FakeGpu:
             assert slot not in self.rows, f"slot {slot} was rung again before its END"
             self.taken[slot] = doorbell[slot]
             self.rows[slot] = self._take(slot)
+            self._event(ring.EVENT_ARRIVE, slot, len(self.rows[slot].prompt))
+            self._event(ring.EVENT_ADMIT, slot)
+            self._event(ring.EVENT_HOLD, slot, slot)
+        self._trace_step()
         assert (self.urgent - urgent) & 0xFFFFFFFF < 1 << 31, "a request was counted as urgent before it was rung"
         for slot, row in list(self.rows.items()):
             if self.window.nic["cancel"][slot] == self.taken[slot]:
@@ -87,6 +93,9 @@ class FakeGpu:
                 self._say(slot, row)
             if row.reason and self._put(slot, ring.END, row.reason):
                 del self.rows[slot]
+                self._event(ring.EVENT_FINISH, slot, row.reason)
+                self._event(ring.EVENT_RELEASE, slot, slot)
+        heartbeat[ring.BEAT_EVENTS] = self.events
         heartbeat[ring.BEATS] += 1
         heartbeat[ring.BEAT_STEPS] += bool(self.rows)
         heartbeat[ring.BEAT_RUNNING] = len(self.rows)
@@ -100,6 +109,23 @@ class FakeGpu:
         for slot in self.rows:
             self._put(slot, ring.END, ring.SHUTDOWN)
         self.window.gpu["heartbeat"][ring.BEAT_STATE] = ring.STOPPED
+
+    def _trace_step(self) -> None:
+        """The events of a step: each request has its prompt's rows at once, or one."""
+        for slot, row in self.rows.items():
+            first, rows = (len(row.prompt) + row.sent - 1, 1) if row.sent else (0, len(row.prompt))
+            self._event(ring.EVENT_ROWS, slot, first << 20 | rows)
+        if self.rows:
+            self._event(ring.EVENT_STEP, value=int(self.window.gpu["heartbeat"][ring.BEAT_STEPS]) + 1)
+            for phase in range(len(ring.PHASES)):
+                self._event(ring.EVENT_PHASE, value=phase << 32 | 100)
+
+    def _event(self, kind: int, slot: int = 0, value: int = 0) -> None:
+        if self.window.nic["trace"][0]:
+            ring_of_events = self.window.gpu["event"]
+            words = pack_event(time.perf_counter_ns(), kind, slot, value)
+            ring_of_events[self.events % len(ring_of_events)] = words
+            self.events += 1
 
     def _take(self, slot: int) -> Row:
         request, arena = self.window.nic["request"][slot], self.window.nic["arena"]

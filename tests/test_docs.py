@@ -1,5 +1,6 @@
 """What the README and the docs show, works."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -34,10 +35,11 @@ def test_python_blocks_run(block, tmp_path):
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c[0] != "serve"], ids=" ".join)
-def test_commands_run_here_with_the_smallest_model_and_few_tokens(command):
+def test_commands_run_here_with_the_smallest_model_and_few_tokens(command, tmp_path):
     quick = ["--model", "tiny", "--max-tokens", "4", "--target", "cpu"] if command[0] == "generate" else []
     words = [sys.executable, "-m", "blink_ref", *command, *quick]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # what they write lies elsewhere
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout
 
