@@ -1,12 +1,14 @@
 """What the OpenAI API's bodies may say."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blink_ref.nic.openai import NEUTRAL, parse
+from blink_ref.nic.openai import COMMON, NEUTRAL, parse
 from blink_ref.nic.options import NAMES, renamed
 from blink_ref.nic.parameters import BadParameter, Parameters
 from blink_ref.nic.values import ApiError
@@ -264,3 +266,10 @@ def test_no_json_value_whatever_breaks_the_parser(body, is_chat):
             Parameters(call.max_tokens or 16, **call.options).check([1], 100, 300)
         except BadParameter as refusal:
             json.dumps(renamed(refusal, is_chat).body())
+
+
+def test_the_page_on_the_http_server_lists_the_parameters_that_are_served():
+    page = (Path(__file__).parents[1] / "docs" / "http.md").read_text()
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert listed == (COMMON | {"prompt", "messages", "max_completion_tokens"}) - {"model"}

@@ -88,7 +88,8 @@ class Parameters:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """token: what to add to its logit"""
     logprobs: int | None = None
-    """of how many of the likeliest tokens, besides the token itself, to say the log probability"""
+    """of how many of the likeliest tokens, besides the token itself, to say the log probability: the model's own,
+    before all of the above"""
 
     def check(self, prompt: Sequence[int], context: int, vocab: int) -> None:
         """Refuse what no engine with this ``context`` (tokens) and ``vocab`` can serve.
