@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
@@ -129,6 +130,53 @@ def test_sixteen_at_once_get_each_what_they_get_alone(served):
         return [reply.json()["choices"] for reply in replies]
 
     assert asyncio.run(together()) == alone
+
+
+@pytest.fixture
+def drawing(served):
+    """The server's client, if its engine draws tokens."""
+    if served.said["target"] == "python":
+        pytest.skip("the fake engine draws nothing; the real one runs this too")
+    return served.http
+
+
+def test_each_of_several_answers_is_the_one_of_its_seed(drawing):
+    body = {"prompt": "It is a truth universally acknowledged, that a " * 3, "max_tokens": 12, "temperature": 1}
+    before = drawing.get("/health").json()["cached_positions"]
+    choices = drawing.post(COMPLETIONS, json={**body, "n": 4, "seed": 5}).json()["choices"]
+    assert drawing.get("/health").json()["cached_positions"] > before, "they share the prompt's pages"
+    alone = [drawing.post(COMPLETIONS, json={**body, "seed": 5 + n}).json()["choices"][0] for n in range(4)]
+    assert [choice["text"] for choice in choices] == [choice["text"] for choice in alone]
+    assert len({choice["text"] for choice in choices}) > 1
+
+
+def test_a_large_bias_decides_the_answer(drawing, tokenizer):
+    (token,) = tokenizer.encode(" the")
+    body = {"prompt": "It was", "max_tokens": 5, **GREEDY, "logit_bias": {str(token): 100}}
+    assert drawing.post(COMPLETIONS, json=body).json()["choices"][0]["text"] == " the" * 5
+    body["stop_token_ids"] = [token]
+    said = drawing.post(COMPLETIONS, json=body).json()
+    assert (said["choices"][0]["finish_reason"], said["usage"]["completion_tokens"]) == ("stop", 1)
+
+
+def test_a_greedy_token_is_the_likeliest_and_probabilities_add_up_to_less_than_one(drawing):
+    body = {"messages": USER, "max_tokens": 8, **GREEDY, "logprobs": True, "top_logprobs": 20}
+    content = drawing.post(CHATS, json=body).json()["choices"][0]["logprobs"]["content"]
+    assert len(content) == 8
+    for entry in content:
+        logprobs = [other["logprob"] for other in entry["top_logprobs"]]
+        assert entry["top_logprobs"][0] == {name: entry[name] for name in ("token", "logprob", "bytes")}
+        assert logprobs == sorted(logprobs, reverse=True)
+        assert sum(map(math.exp, logprobs)) < 1 + 1e-5
+
+
+def test_an_urgent_answer_is_the_same_as_an_ordinary_one(drawing):
+    body = {"prompt": "It was", "max_tokens": 8, **GREEDY}
+    answers = [
+        drawing.post(COMPLETIONS, json={**body, "service_tier": tier}).json()["choices"]
+        for tier in ("auto", "priority")
+    ]
+    assert answers[0] == answers[1]
 
 
 def test_models_lists_the_one(served):
