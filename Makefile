@@ -50,7 +50,7 @@ test-cuda: $(VENV:%=%/.for-development)
 	@rm -rf $(MEMORY)
 
 soak: $(VENV:%=%/.for-development)
-	BLINK_REF_EXAMPLES=20000 $(RUN) -m pytest -q -x tests/test_engine_histories.py
+	BLINK_REF_EXAMPLES=20000 $(RUN) -m pytest -q -x --timeout=0 tests/test_engine_histories.py
 
 bench: $(VENV:%=%/.for-development)
 	$(RUN) -m pytest -q -m "not cuda" bench --benchmark-json="$(CPU_RESULTS)"

@@ -29,7 +29,7 @@ from ..simt.vocabulary import (
     thread_id,
     u32,
 )
-from .arrivals import mark_ending
+from .arrivals import MOST_PENALTY, mark_ending
 from .residence import join_batch, share_page
 from .state import CHOSEN, DEALING, DECISION, FOUND, RUNNING, STRANGERS, WAITING
 from .trace import event
@@ -147,7 +147,7 @@ def copy_prompt(window, slots, queue, sampling, slot, vocab):
             sampling.bias_token[slot, bias] = i32(token)
             value = f32_of_bits(window.arena[at + n + bias + 1])
             sampling.bias[slot, bias] = value
-            if not abs(value) < f32(1e30):
+            if not abs(value) <= MOST_PENALTY:
                 atomic_add(queue.count, STRANGERS, i64(1))
         n += block_threads()
     barrier()  # all lanes have seen that the slot knew nothing

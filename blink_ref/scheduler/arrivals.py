@@ -48,6 +48,12 @@ LATER, SOONER = 256, 1 << 14
 MOST_PRIORITY = 1 << 20
 """Priorities above it count as it."""
 
+COLDEST = f32(1e-5)
+"""A temperature below it is greedy, as in vLLM: a logit divided by it might overflow."""
+
+MOST_PENALTY = f32(1e6)
+"""For the same reason. What users may ask for is far below, and checked by the NIC."""
+
 MS = 1_000_000
 
 
@@ -195,6 +201,8 @@ def take_sampling(request, sampling, slot, vocab):
     repetition, presence = f32(request["repetition"]), f32(request["presence"])
     frequency, top_k, logprobs = f32(request["frequency"]), i64(request["top_k"]), i64(request["logprobs"])
     least, stops, biases = i64(request["min_tokens"]), i64(request["stops"]), i64(request["biases"])
+    if temperature < COLDEST:
+        temperature = min(temperature, f32(0.0))  # greedy, if it is not below 0
     if repetition == f32(1.0):
         repetition = f32(0.0)
     if top_p == f32(1.0):
@@ -219,5 +227,5 @@ def take_sampling(request, sampling, slot, vocab):
     sampling.logprobs[slot] = i32(min(logprobs, i64(1 + MOST_LOGPROBS)))
     valid = f32(0.0) <= temperature and temperature < f32(1e30) and logprobs <= 1 + MOST_LOGPROBS
     valid = valid and f32(0.0) <= top_p and top_p <= f32(1.0) and f32(0.0) <= min_p and min_p <= f32(1.0)
-    valid = valid and f32(0.0) <= repetition and repetition < f32(1e30)
-    return valid and abs(presence) < f32(1e30) and abs(frequency) < f32(1e30)
+    valid = valid and (repetition == f32(0.0) or (f32(1e-3) <= repetition and repetition <= f32(1e3)))
+    return valid and abs(presence) <= MOST_PENALTY and abs(frequency) <= MOST_PENALTY
