@@ -98,9 +98,10 @@ from blink_ref.model.tokenizer import Tokenizer
 from blink_ref.model.weights import Weights
 from blink_ref.nic.client import Nic
 from blink_ref.nic.detokenize import Detokenizer
-from blink_ref.ring.layout import END, REASONS, STATES, unpack_record
+from blink_ref.ring.layout import DECODE, END, REASONS, STATES, unpack_record
 from blink_ref.ring.window import Window
-from blink_ref.scheduler import admit, arrivals, schedule, state
+from blink_ref.kvcache import pages
+from blink_ref.scheduler import admit, arrivals, residence, schedule, state
 
 folder = resolve("tiny")
 config = ModelConfig.load(folder)
@@ -108,7 +109,7 @@ weights = Weights.load(folder, config)
 tokenizer = Tokenizer.load(folder)
 
 sizes = settings.choose(config, "cpu", sms=2, cache_bytes=1 << 26)
-sizes = replace(sizes, slots=16, rows=8, running=4, pages=24, context=128)
+sizes = replace(sizes, slots=16, rows=8, running=4, reserved=0, pages=24, context=128)
 print(f"{sizes.blocks} blocks, {sizes.slots} slots, {sizes.rows} rows a step, {sizes.running} requests at a time")
 print(f"{sizes.pages} pages of {sizes.page_size} positions; a request has at most {sizes.context} positions")
 
@@ -125,7 +126,7 @@ nic_side = Window.open(engine_side.path)
 for half, dtype in ("NIC", layout.nic_half), ("GPU", layout.gpu_half):
     for name in dtype.names:
         field, offset = dtype.fields[name][:2]
-        print(f"{half} writes  {name:<10} {field.itemsize:>6} bytes at {offset:>6}")
+        print(f"{half} writes  {name:<10} {field.itemsize:>7} bytes at {offset:>7}")
 
 # %% [markdown]
 # The NIC's view of the other half is read-only. Over a network, the card's memory registration says the same:
@@ -137,14 +138,15 @@ except ValueError as error:
     print("The NIC tried to write into the GPU's half:", error)
 
 # %% [markdown]
-# Last, the kernel's own arrays: what it keeps between steps (`slots`, `queue`), the plan of one step (`plan`),
-# the cache of keys and values (`cache`), the model and its intermediate results (`act`). All are NumPy arrays in
-# named tuples. Nothing is allocated after this.
+# Last, the kernel's own arrays: what it keeps between steps (`slots`, `queue`), the plan of one step (`plan`) and
+# a place to put one aside (`paused`), how each slot's tokens are to be drawn (`wishes`), the cache of keys and
+# values (`cache`), the model and its intermediate results (`act`). All are NumPy arrays in named tuples. Nothing
+# is allocated after this.
 
 # %%
 view = memory.device_window(engine_side.nic, engine_side.gpu, layout)
 arguments = memory.arguments(config, weights, sizes, view)
-_, slots, queue, plan, cache, model, act, context = arguments
+_, slots, queue, plan, paused, wishes, cache, model, act, context = arguments
 print("slots:", *slots._fields)
 print("queue:", *queue._fields)
 print("plan: ", *plan._fields)
@@ -154,7 +156,7 @@ print("cache:", *cache._fields)
 # ## 2. The NIC writes a request
 #
 # We keep a copy of both halves, submit, and look at which words have changed. `Nic.submit` returns at once: it
-# calls nobody, it only writes.
+# calls nobody, it only writes. (Of the request record, only what is not 0 is shown: 0 is "off", or "greedy".)
 
 # %%
 before = engine_side.nic.copy(), engine_side.gpu.copy()
@@ -168,7 +170,8 @@ for old, new in zip(before, (engine_side.nic, engine_side.gpu), strict=True):
         words = np.flatnonzero(old[name].reshape(-1) != new[name].reshape(-1))
         if len(words) and name == "request":
             record = new[name][words[0]]
-            print(f"request[{words[0]}]", {part: record[part].item() for part in record.dtype.names[:-1]})
+            shown = {part: record[part].item() for part in record.dtype.names[:-1] if record[part]}
+            print(f"request[{words[0]}]", shown)
         elif len(words):
             print(f"{name}[{words[0]}:{words[-1] + 1}]", new[name][words[0] : words[-1] + 1])
 
@@ -220,85 +223,86 @@ draw_ring(axes, "the ring after the doorbell has rung (yellow: news), before the
 # Python functions, run by the only *lane* (thread) of the only *block* (group of threads that share a little
 # memory). So we can be the kernel for a while, and look around after each call, as in a debugger.
 #
-# First `scan`: look at all doorbells; a slot with news joins the ring of the waiting.
+# First `look_around`: `scan` looks at all doorbells, and each slot with news `arrive`s: its request is copied out
+# of the window, judged (one that can never run is to end), and given its *order*. The smallest order goes first.
+# It is the number of the arrival (ours is number 0), moved back by a priority, and forward for an urgent request.
 
 # %%
-arrivals.scan(view, slots, queue)
-head, tail = queue.count[state.WAITING_HEAD], queue.count[state.WAITING_TAIL]
-print("waiting:", queue.waiting[head:tail])
+arrivals.look_around(view, slots, queue, wishes, cache, context, config.vocab)
+print("rung:", queue.rung[: queue.count[state.RUNG]], " waiting:", queue.count[state.WAITING])
+print("slot 0: order", slots.order[0], " prompt", slots.prompt_len[0], "tokens, most to generate", slots.limit[0])
 _, axes = plt.subplots(figsize=(9, 1.8))
 draw_ring(axes, "the ring after the kernel has looked: no news")
 
 # %% [markdown]
-# The request waits: it has been seen, but has nothing to run with. Here is the first place to wait; a token's
+# The request waits: it has been seen, but has no place in the batch. Here is the first place to wait; a token's
 # request leaves it when it is *admitted*.
 #
 # A request needs room in the **KV cache**: at every layer, the model keeps a key and a value for every position,
 # for later positions to look at. The cache is cut into pages of 16 positions, and a request gets a list of pages,
-# its *page table*, for its prompt and all the tokens that it may produce. `admit` waits until there are enough.
+# its *page table*. `admit` gives a place to whoever goes first, if there are pages for the tokens that it knows
+# now and one more. It looks for pages that hold the beginning of its prompt already (section 8), but takes none:
+# a page is taken when a position in it is to be computed. That is what `secure` does, here for 8 positions.
+
 
 # %%
-admit.admit(None, view, slots, queue, cache, context, config.vocab)
-pages = cache.table[0, : slots.pages[0]]
-positions = len(prompt) + 24
-print(f"{positions} positions need {len(pages)} pages; slot 0 got pages", pages.tolist())
-print(
-    "free pages:",
-    cache.count[0],
-    "of",
-    cache.pages,
-    " waiting:",
-    queue.count[state.WAITING_TAIL] - 1,
-    " running:",
-    queue.running[:1],
-)
+def page_counts():
+    kinds = "free", "in limbo", "cached"
+    print(*(f"{name}: {cache.count[n]} " for n, name in enumerate(kinds)), "of", cache.pages, "pages")
+
+
+admit.admit(view, slots, queue, cache, wishes, config.vocab)
+print("waiting:", queue.count[state.WAITING], " running:", queue.running[: queue.count[state.RUNNING]])
+page_counts()
+residence.secure(view, slots, queue, cache, 0, 8)
+print("slot 0 knows", slots.known[0], "tokens, and has pages", cache.table[0, : slots.pages[0]])
+page_counts()
 
 # %% [markdown]
-# The picture: on the left the *page map*, each page in the colour of the slot that owns it; on the right the
+# (Nothing is set aside for the answer, so pages can run out. Then whoever goes last of the running gives its own
+# back, and waits again with the tokens it knows: *preemption*. You can make it happen with `pages=9` in section
+# 1; the texts stay the same.)
+#
+# The picture: on the left the *page map*, each page in the colour of the slot that holds it; on the right the
 # *page table*, which says where a slot's positions are. Which page it is makes no difference, so there is never a
 # hole too small for anybody.
 
 
 # %%
-def owners():
-    """For each page, the slot that owns it, or -1."""
-    owner = np.full(cache.pages, -1)
-    for slot in range(sizes.slots):
-        owner[cache.table[slot, : slots.pages[slot]]] = slot
-    return owner
-
-
 def draw_pages(title):
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 2.2), width_ratios=[2, 3])
-    for page, slot in enumerate(owners()):
+    table = {slot: cache.table[slot, : slots.pages[slot]].tolist() for slot in np.flatnonzero(slots.pages)}
+    for page in range(cache.pages):
         x, y = page % 8, -(page // 8)
-        left.add_patch(Rectangle((x, y), 0.92, 0.9, color=GREY if slot < 0 else colour(slot), alpha=0.6))
+        left.add_patch(Rectangle((x, y), 0.92, 0.9, color=GREY, hatch="///" * cache.filed[page], ec="white", lw=0))
+        holders = [slot for slot in table if page in table[slot]]
+        for n, slot in enumerate(holders):
+            width = 0.92 / len(holders)
+            left.add_patch(Rectangle((x + n * width, y), width, 0.9, color=colour(slot), alpha=0.6, lw=0))
         left.text(x + 0.46, y + 0.45, page, ha="center", va="center", fontsize=8)
     left.set(xlim=(0, 8), ylim=(-2.1, 1), xticks=[], yticks=[], title="page map")
-    holders = np.flatnonzero(slots.pages)
-    for line, slot in enumerate(holders):
-        for n in range(slots.pages[slot]):
-            right.add_patch(Rectangle((n * sizes.page_size, -line), 15.5, 0.9, color=colour(slot), alpha=0.25))
-            filled = min(max(slots.done[slot] - n * sizes.page_size, 0), sizes.page_size)
-            right.add_patch(Rectangle((n * sizes.page_size, -line), filled, 0.9, color=colour(slot), alpha=0.6))
-            text = f"page {cache.table[slot, n]}"
-            right.text(n * sizes.page_size + 8, 0.45 - line, text, ha="center", va="center", fontsize=8)
-    names = [f"slot {slot}" for slot in holders]
-    right.set(
-        xlim=(0, 64), ylim=(-max(len(holders), 3) + 0.9, 1), title="page table (dark: filled)", xlabel="position"
-    )
-    right.set_yticks(0.45 - np.arange(len(holders)), names)
+    for line, slot in enumerate(table):
+        for n, page in enumerate(table[slot]):
+            at = n * sizes.page_size
+            right.add_patch(Rectangle((at, -line), 15.5, 0.9, color=colour(slot), alpha=0.25))
+            filled = min(max(slots.done[slot] - at, 0), sizes.page_size)
+            right.add_patch(Rectangle((at, -line), filled, 0.9, color=colour(slot), alpha=0.6))
+            right.text(at + 8, 0.45 - line, f"page {page}", ha="center", va="center", fontsize=8)
+    right.set(xlim=(0, 64), ylim=(-max(len(table), 3) + 0.9, 1), xlabel="position")
+    right.set_title("page table (dark: filled)")
+    right.set_yticks(0.45 - np.arange(len(table)), [f"slot {slot}" for slot in table])
     figure.suptitle(title, y=1.1)
 
 
-draw_pages("slot 0 has its pages; nothing has been computed yet")
+draw_pages("slot 0 has a page; nothing has been computed yet")
 
 # %% [markdown]
 # Last, the plan of the first step. `schedule` is one whole turn of the scheduler: it does again what we just did
-# (and finds nothing new), then fills the plan. A plan has rows; a row is one position of one request.
+# (and finds nothing new), then `make_plan` deals rows. A row is one position of one request. A request *knows*
+# tokens, has *done* positions, and wants the rows between; the row of the last known token draws the next one.
 
 # %%
-schedule.schedule(None, view, slots, queue, plan, cache, model, context, 1)
+schedule.schedule(view, slots, queue, plan, paused, wishes, cache, model, act, context, 1)
 rows = plan.count[state.ROWS]
 print("row  slot  position  token")
 for row in range(rows):
@@ -324,16 +328,22 @@ print(inspect.getsource(serve))
 # `forward` by hand, compiled for this machine's CPU, two blocks, each a thread. The first launch compiles.
 
 # %%
+def compute():
+    to_compute = view, slots, queue, plan, paused, wishes, cache, model, act
+    simt.launch(forward, sizes.blocks, sizes.lanes, *to_compute, target="cpu", shared=sizes.shared)
+
+
 before = time.perf_counter()
-simt.launch(forward, sizes.blocks, sizes.lanes, plan, model, cache, act, target="cpu", shared=sizes.shared)
+compute()
 print(f"first launch {time.perf_counter() - before:.1f} s")
 before = time.perf_counter()
-simt.launch(forward, sizes.blocks, sizes.lanes, plan, model, cache, act, target="cpu", shared=sizes.shared)
+compute()
 print(f"second launch {(time.perf_counter() - before) * 1e3:.2f} ms (it computed the same again)")
 
 # %% [markdown]
 # `forward` is a list of phases with a grid barrier after each, since each reads what other blocks wrote in the
-# one before. This is the second place where a token waits: at a barrier, for the slowest block.
+# one before. This is the second place where a token waits: at a barrier, for the slowest block. (`stamp` keeps
+# the time, and `watch` sees whether an urgent request has rung: section 8.)
 
 # %%
 print(inspect.getsource(forward))
@@ -377,7 +387,7 @@ side_by_side(rmsnorm, rmsnorm.rmsnorm)
 
 # %% [markdown]
 # **RoPE** is how attention knows where a token stands: pairs of numbers turn by an angle that grows with the
-# position. Remember this one: in section 9 you remove it.
+# position. Remember this one: in section 10 you remove it.
 
 # %%
 side_by_side(rope, rope.rotate)
@@ -423,7 +433,7 @@ wide = replace(
 )
 wide_weights = Weights.random(wide, seed=1)
 wide_sizes = replace(settings.choose(wide, "cpu", sms=2, cache_bytes=1 << 26), slots=1, running=1)
-_, _, _, p, c, m, a, _ = memory.arguments(wide, wide_weights, wide_sizes, None)
+_, _, _, p, _, w, c, m, a, _ = memory.arguments(wide, wide_weights, wide_sizes, None)
 D, F, V, HEADS, KV_HEADS, SIZE = wide.hidden, wide.ffn, wide.vocab, wide.heads, wide.kv_heads, wide.head_dim
 
 draw = np.random.default_rng(0)
@@ -497,7 +507,7 @@ exact = mlp.spec(normed(x, 1)[None], matrix(tensors.GATE, F, D), matrix(tensors.
 measure(mlp.gate_up, mlp.cost(1, D, F), a.gated[:F], exact, 1, 0, m, a.x, a.gated)
 
 exact = logits.spec(normed(x, 2)[None], wide_weights.dense(wide_weights.head, V, D))
-measure(logits.logits_and_draw, logits.cost(1, D, V), a.logits[:V], exact, p, 1, m, a.x, a.logits)
+measure(logits.logits_and_draw, logits.cost(1, D, V), a.logits[:V], exact, p, 1, w, m, a.x, a.logits)
 
 # %% [markdown]
 # *error* is the largest difference from the specification, as a part of the largest number: float32 keeps seven
@@ -520,9 +530,8 @@ history = []
 
 def step():
     """Launch the persistent kernel for one step; returns whether there was one."""
-    steps = engine_side.gpu["heartbeat"][1]
     simt.launch(serve, sizes.blocks, sizes.lanes, *arguments, 1, 1, target="cpu", shared=sizes.shared)
-    if ran := engine_side.gpu["heartbeat"][1] > steps:
+    if ran := plan.count[state.GO] == state.RUN:
         keep_plan()
     return ran
 
@@ -530,12 +539,14 @@ def step():
 def keep_plan():
     n = plan.count[state.ROWS]
     prompt_row = plan.position[:n] < slots.prompt_len[plan.slot[:n]]
-    history.append(list(zip(plan.slot[:n].tolist(), plan.position[:n].tolist(), prompt_row.tolist(), strict=True)))
+    layers = range(plan.count[state.FIRST_LAYER], plan.count[state.INTERRUPTED] or config.layers)
+    rows = list(zip(plan.slot[:n].tolist(), plan.position[:n].tolist(), prompt_row.tolist(), strict=True))
+    history.append((layers, rows))
 
 
 keep_plan()  # the step that we made by hand
 step()
-print("second step: positions", [position for _, position, _ in history[1]])
+print("second step: positions", [position for _, position, _ in history[1][1]])
 print("samples wanted:", plan.count[state.SAMPLES], " outbox:", engine_side.gpu["outbox"][:3])
 
 # %% [markdown]
@@ -597,24 +608,27 @@ read_outbox()
 print("our text:", "".join(pieces))
 
 # %% [markdown]
-# The batch over time: a column a step, a box a row, in the colour of its slot, with its position in it. Hatched
+# The batch over time: a column a launch (here, a step), a box a row, in the colour of its slot, with its position in it. Hatched
 # boxes are of prompts. A step never has more than 8 rows; decoding requests get theirs first, a prompt gets what
 # is left.
 
 
 # %%
-def draw_batch():
+def draw_batch(first=1):
     _, axes = plt.subplots(figsize=(11, 3))
-    for column, rows_of_step in enumerate(history, 1):
+    for column, (layers, rows_of_step) in enumerate(history[first - 1 :], first):
+        if len(layers) < config.layers:
+            text = f"layers\n{layers[0]} to {layers[-1]}"
+            axes.text(column, len(rows_of_step) + 0.2, text, ha="center", fontsize=7)
         for row, (slot, position, of_prompt) in enumerate(rows_of_step):
             box = Rectangle((column - 0.45, row), 0.9, 0.9, facecolor=colour(slot), alpha=0.5, lw=0)
             axes.add_patch(box)
             if of_prompt:
                 box.set(hatch="////", edgecolor="white")
             axes.text(column, row + 0.45, position, ha="center", va="center", fontsize=6)
-    seen = sorted({slot for rows_of_step in history for slot, *_ in rows_of_step})
+    seen = sorted({slot for _, rows_of_step in history[first - 1 :] for slot, *_ in rows_of_step})
     axes.legend(handles=[Patch(color=colour(slot), alpha=0.5, label=f"slot {slot}") for slot in seen])
-    axes.set(xlim=(0, len(history) + 1), ylim=(0, sizes.rows + 0.2), xlabel="step", ylabel="row")
+    axes.set(xlim=(first - 1, len(history) + 1), ylim=(0, sizes.rows + 1), xlabel="launch", ylabel="row")
 
 
 draw_batch()
@@ -644,45 +658,50 @@ draw_outbox()
 # %% [markdown]
 # ## 7. The end, and what is used again
 #
-# The END record does two things. It tells the NIC that the slot, and the prompt's place in the arena, are its own
-# again. And before the kernel wrote the next plan, it put the request's pages back on the stack of free ones.
+# The END record tells the NIC that the slot, and the prompt's place in the arena, are its own again. Before the
+# kernel wrote it, it let go of the request's pages.
 
 # %%
 _, axes = plt.subplots(figsize=(9, 1.8))
 draw_ring(axes, "all three have ended")
-print(
-    "free pages:",
-    cache.count[0],
-    "of",
-    cache.pages,
-    "; the next to be taken are",
-    cache.free[: cache.count[0]][:-6:-1],
-)
+page_counts()
+print("the free page to be taken next:", cache.free[cache.count[pages.FREE] - 1])
+draw_pages("nobody holds a page, and some are cached (hatched)")
 
 # %% [markdown]
-# A page is given back by block 0, between two steps, behind the barrier that ended the last step which read it.
-# So nobody reads it any more, and it can be handed out at once, without waiting and without being erased. The
-# next request finds the old keys in it, and never looks: it reads only positions up to its own, and it has
-# written all of those itself. We can put the worst there is into every free page (not-a-number, which spoils
-# whatever it touches), and ask again:
+# When nobody holds a page any more, what becomes of it?
+#
+# - A page that is not full is **free**.
+# - A full one stays **cached**: a later request may begin with the same tokens. Only when there is no free page is
+#   a cached one taken, the one that has been unused for longest.
+#
+# Pages are let go by block 0, between two steps, behind the barrier that ended the last step which read them. So
+# nobody reads a free page, and it can be handed out at once, without waiting and without being erased. (With one
+# exception, the pages **in limbo**: a step may be *paused*, section 8, and its request cancelled meanwhile. That
+# step still goes on and reads them; they are free or cached when it has ended.)
+#
+# The next request finds old keys in its pages, and never looks: it reads only positions up to its own, and it has
+# written all of those itself, or found them cached. We can put the worst there is into every free page
+# (not-a-number, which spoils whatever it touches), and ask again. Its prompt is shorter than a page, so it finds
+# nothing cached, and computes all:
 
 # %%
 for kept in (cache.keys, cache.values):
     by_page = kept.reshape(config.layers, cache.pages, -1)
-    by_page[:, cache.free[: cache.count[0]]] = np.nan
+    by_page[:, cache.free[: cache.count[pages.FREE]]] = np.nan
 
 again = nic.submit(prompt, max_tokens=24)
 tokens = []
 while nic.running:
     step()
     tokens += [token for _, token, *_ in nic.poll() if token is not None]
-print("slot", again.slot, "generation", again.generation, "pages", cache.table[again.slot, :3])
+print("slot", again.slot, "generation", again.generation)
 print("the same text:", tokenizer.decode(tokens) == "".join(pieces))
 
 # %% [markdown]
-# Slot 0 has been rung a second time, with generation 2, and its request got the pages that were returned last. Is
-# the text *right*, too? The package has the model a second time, in a hundred lines of NumPy. Temperature 0, so
-# no chance is involved, and both must say the same tokens:
+# Slot 0 has been rung a second time, with generation 2. Is the text *right*, too? The package has the model a
+# second time, in a hundred lines of NumPy. Temperature 0, so no chance is involved, and both must say the same
+# tokens:
 
 # %%
 expected = Reference(config, weights).generate(prompt, 24)
@@ -690,35 +709,76 @@ print("as the NumPy model says:", tokens == expected)
 assert tokens == expected
 
 # %% [markdown]
-# ## 8. Inside, while it runs
+# ## 8. Alike, and urgent
+#
+# Keys and values of a position depend on the tokens up to it and on nothing else. So two requests whose prompts
+# begin alike can hold the same pages: a full page is filed under a hash of all tokens up to its end, and `admit`
+# looks there. (A hash can lie; the tokens are compared, too.) The second prompt arrives when the first has been
+# computed:
+
+# %%
+start_of_section = len(history) + 1
+rain = "It rained all that week, and the road to the village was so bad that nobody came to the house"
+alike = [nic.submit(tokenizer.encode(rain + " but Anne"), max_tokens=8)]
+while slots.state[alike[0].slot] != DECODE:
+    step()
+alike.append(nic.submit(tokenizer.encode(rain + " except Charles"), max_tokens=8))
+schedule.schedule(view, slots, queue, plan, paused, wishes, cache, model, act, context, 1)
+for handle in alike:
+    known, done = slots.known[handle.slot], slots.done[handle.slot]
+    print(f"slot {handle.slot}: pages {cache.table[handle.slot, :3]}, {done} of {known} tokens are done")
+draw_pages("two requests that begin alike, before the second has computed anything")
+
+# %% [markdown]
+# The second request has the first two pages of the other, and computes the rest of its prompt only. Pages that
+# several hold are never written: they are full. The third pages are each their own.
+#
+# The step is planned, with rows of both. Now, before it is computed, comes a request with `urgent=True`. Behind
+# its doorbell the NIC counts up one more word, `urgent`, and the kernel looks at that word between layers:
+
+# %%
+urgent = nic.submit(tokenizer.encode("Make haste"), max_tokens=4, urgent=True)
+compute()
+keep_plan()
+print(f"interrupted before layer {plan.count[state.INTERRUPTED]} of {config.layers}")
+
+while step():
+    read_outbox()
+draw_batch(start_of_section)
+
+# %% [markdown]
+# One layer was computed. `schedule` then put the plan and its rows' intermediate results aside, and planned a
+# step for the urgent request alone; when that had its first token, the paused step went on in layer 1, and
+# nobody's text is any different. (Real steps take milliseconds, and an urgent request can ring in the middle of
+# one. Ours take microseconds; so we put ourselves between plan and step.)
+#
+# ## 9. Inside, while it runs
 #
 # On the `python` target every lane is a Python thread. `breakpoint()` in a device function stops there, and
 # `python -m pdb` works (try it in a terminal). A notebook that runs from top to bottom cannot stop to be asked,
 # so we do what a breakpoint does: put a function that prints in the place of one that does not. `simt.swap` does
 # that for as long as the `with` lasts, in whatever calls the function, on every target. Here is what block 0 does
-# when a request is admitted, in a kernel of 2 blocks of 4 lanes:
+# when a request is admitted, in a kernel of 2 blocks of 4 lanes. The prompt begins as those two did, who have ended;
+# their pages were cached, so it starts with 2 pages and 32 positions done:
 
 # %%
 start = simt.device(admit.start.python)  # the original, under a name of its own
 
 
+def tell(when, slot):
+    said = {name: getattr(slots, name)[slot].item() for name in ("state", "known", "done", "pages")}
+    print(when, said | {"state": STATES[said["state"]]})
+
+
 @simt.device
-def start_and_tell(window, slots, queue, cache, slot, need):
-    print(
-        "before: slot",
-        slot,
-        {name: getattr(slots, name)[slot].item() for name in ("state", "prompt_len", "pages")},
-    )
-    start(window, slots, queue, cache, slot, need)
-    print(
-        "after:  slot",
-        slot,
-        {name: getattr(slots, name)[slot].item() for name in ("state", "prompt_len", "pages")},
-    )
-    print("called by", " < ".join(frame.function for frame in inspect.stack()[2:8:2]))
+def start_and_tell(window, slots, queue, cache, slot, found):
+    tell("before:", slot)
+    start(window, slots, queue, cache, slot, found)
+    tell("after: ", slot)
+    print("called by", " < ".join(frame.function for frame in inspect.stack()[2:10:2]))
 
 
-nic.submit(tokenizer.encode("Emma"), max_tokens=1)
+nic.submit(tokenizer.encode(rain + " before"), max_tokens=1)
 with simt.swap(admit.start, start_and_tell):
     simt.launch(serve, 2, 4, *arguments, 0, 1, target="python", shared=sizes.shared)
 print(
@@ -778,14 +838,14 @@ simt.launch(good_sum, 1, 4, x, out, target="python")
 print("0 + 1 + 2 + 3 =", out[0])
 
 # %% [markdown]
-# ## 9. Three things to change
+# ## 10. Three things to change
 #
 # Each is one small function, put into the running kernel by `simt.swap` and undone at the end of the `with`.
 # Change them, and run the cells again. Everything that calls the function is compiled anew, which takes a few
 # seconds.
 
 # %%
-from blink_ref.simt.vocabulary import i32, i64
+from blink_ref.simt.vocabulary import i64
 
 
 def answers(*requests, running=4):
@@ -810,34 +870,29 @@ def answers(*requests, running=4):
 # %% [markdown]
 # ### The order of admission
 #
-# With one place in the batch, requests are served in the order in which they came. `decide` looks at the head of
-# the waiting ring. Let the shortest prompt go first: bring it to the head, then decide as before.
+# With one place in the batch, requests are served in the order in which they came: `arrive` gives each the number
+# of its arrival for its order. Let it be the length of the prompt instead. (An order has the slot in its last 16
+# bits.)
 
 # %%
-decide = simt.device(admit.decide.python)
+arrive = simt.device(arrivals.arrive.python)
 
 
 @simt.device
-def shortest_first(window, slots, queue, cache, context, vocab):
-    size = i64(queue.waiting.shape[0])
-    head = i64(queue.count[state.WAITING_HEAD])
-    for place in range(head + 1, queue.count[state.WAITING_TAIL]):
-        first, other = i64(queue.waiting[head % size]), i64(queue.waiting[place % size])
-        if window.request[other]["prompt_len"] < window.request[first]["prompt_len"]:
-            queue.waiting[head % size] = i32(other)
-            queue.waiting[place % size] = i32(first)
-    return decide(window, slots, queue, cache, context, vocab)
+def shortest_first(window, slots, queue, sampling, cache, context, vocab, slot):
+    arrive(window, slots, queue, sampling, cache, context, vocab, slot)
+    slots.order[slot] = (i64(slots.prompt_len[slot]) << 16) | slot
 
 
 three = ("It is a long and winding way to Bath", 4, 0.0), ("A shorter way", 4, 0.0), ("Go", 4, 0.0)
 print("as they came:  ", [text for text, _ in answers(*three, running=1)])
-with simt.swap(admit.decide, shortest_first):
+with simt.swap(arrivals.arrive, shortest_first):
     print("shortest first:", [text for text, _ in answers(*three, running=1)])
 print("undone:        ", [text for text, _ in answers(*three, running=1)])
 
 # %% [markdown]
-# The average wait is shorter, but as long as short ones come, the long one never runs. What would you have to
-# keep for each waiting request to mend that?
+# The average wait is shorter, but as long as short ones come, the long one never runs. `arrive` itself adds 256
+# times a request's priority to the number of its arrival. Why does nobody starve then? Mend `shortest_first`.
 #
 # ### The draw
 #
@@ -877,7 +932,7 @@ with simt.swap(rope.rotate, unrotated):
 print("undone:   ", answers(plain)[0][1])
 
 # %% [markdown]
-# ## 10. On a GPU
+# ## 11. On a GPU
 #
 # The same source, compiled to the GPU's instructions: a block becomes a thread block on one of the GPU's
 # processors, a warp has 32 lanes in place of one, and `row_dot` reads 16 bytes a lane. On a machine with a GPU,
@@ -915,12 +970,13 @@ print(
 # %% [markdown]
 # ## Can you say?
 #
-# 1. **Which words does the NIC write?** (Section 2, the list of changed words; section 5, `consumed`; and the
-#    table "who writes which word" in `docs/architecture.md`, which also has the two that you did not see change:
-#    `cancel` and `stop`.)
+# 1. **Which words does the NIC write?** (Section 2, the list of changed words; section 5, `consumed`; section 8,
+#    `urgent`; and the table "who writes which word" in `docs/architecture.md`, which also has those that you did
+#    not see change: `cancel`, `trace` and `stop`.)
 # 2. **When may a page be used again?** (Section 7; "When may a page be used again" in `docs/architecture.md`.)
-# 3. **Where does a token wait?** (Three places: section 3, before its request is admitted; section 4, at a
-#    barrier; section 5, in the outbox. Also in `docs/architecture.md`, after the table of the walk.)
+# 3. **Where does a token wait?** (Three places: section 3, before its request is admitted, or admitted again;
+#    section 4, at a barrier; section 5, in the outbox. Also in `docs/architecture.md`, after the table of the
+#    walk.)
 #
 # To go on: `blink_ref/engine/persistent.py` is the kernel, `docs/architecture.md` is the map, and `docs/traps.md`
 # is what cost us hours.

@@ -22,7 +22,6 @@ from ..simt.vocabulary import (
     atomic_max,
     barrier,
     block_threads,
-    f32,
     f32_of_bits,
     i32,
     i64,
@@ -114,8 +113,11 @@ def can_start(slots, slot):
     if slots.ending[slot] != 0 or slots.flight[slot] == 1:
         return False
     leader = i64(slots.leader[slot]) - 1
-    if leader < 0 or slots.taken[leader] != slots.leader_generation[slot]:
+    if leader < 0:
         return True
+    if slots.taken[leader] != slots.leader_generation[slot]:
+        # its doorbell had rung when this one's was seen: it has been taken and has ended, or will be taken soon
+        return i32(slots.leader_generation[slot] - slots.taken[leader]) < 0
     computing = slots.state[leader] == READY or slots.state[leader] == PREFILL
     return not (computing and slots.order[leader] < slots.order[slot])
 

@@ -86,8 +86,8 @@ def look_around(window, slots, queue, sampling, cache, context, vocab):
     if thread_id() == 0:
         queue.count[ARRIVED] += queue.count[RUNG]
         queue.count[WAITING] += queue.count[RUNG]
-        for n in range(queue.count[RUNG]):
-            slot = i64(queue.rung[n])
+        for place in range(queue.count[RUNG]):
+            slot = i64(queue.rung[place])
             window.state[slot] = u32(READY)
             event(window, queue, EVENT_ARRIVE, slot, slots.prompt_len[slot])
     barrier()
@@ -190,7 +190,9 @@ def take_request(window, slots, sampling, slot, context, vocab, cache):
     slots.prompt_at[slot] = worker_of(window, slot) * window.arena_size + at
     slots.prompt_len[slot] = i32(length)
     slots.limit[slot] = i32(limit)
-    slots.leader[slot] = i32(leader)
+    slots.leader[slot] = i32(0)
+    if leader > 0 and load_relaxed(window.doorbell, leader - 1, SYSTEM) == slots.leader_generation[slot]:
+        slots.leader[slot] = i32(leader)
     return i64(0)
 
 

@@ -89,7 +89,7 @@ def release_pages(window, slots, queue, cache, slot):
 
 @device
 def secure(window, slots, queue, cache, slot, n):
-    """Pages for the slot's next n positions, if need be from others; returns for how many it has some. One lane."""
+    """Pages for the slot's next n positions, if need be from others; for how many it has them now. One lane."""
     size = i64(cache.page_size)
     needed = pages_for(i64(slots.done[slot]) + n, size)
     while slots.pages[slot] < needed:

@@ -8,8 +8,16 @@ from .state import EVENTS, TRACING
 
 
 @device
+def publish_events(window, queue):
+    """Let the tracer see what has happened so far. One lane, seldom: a release costs a microsecond."""
+    if queue.count[TRACING] == 1:
+        beat(window, BEAT_EVENTS, queue.count[EVENTS])
+
+
+@device
 def look_for_tracer(window, queue):
-    """Whether events are wanted from now on. One lane."""
+    """Whether events are wanted from now on; those of before are counted first. One lane."""
+    publish_events(window, queue)
     queue.count[TRACING] = i64(load_relaxed(window.trace, 0, SYSTEM) == 1)
 
 
@@ -28,10 +36,5 @@ def event_at(window, queue, ns, kind, slot, value):
     window.event[at, 0] = u64(ns)
     window.event[at, 1] = (u64(kind) << u64(56)) | (u64(slot) << u64(40)) | (u64(value) & u64((1 << 40) - 1))
     queue.count[EVENTS] = n + 1
-
-
-@device
-def publish_events(window, queue):
-    """Let the tracer see what has happened so far. One lane, once a turn: a release costs a microsecond."""
-    if queue.count[TRACING] == 1:
-        beat(window, BEAT_EVENTS, queue.count[EVENTS])
+    if at & ((i64(window.event.shape[0]) >> 2) - 1) == 0:  # never many that a tracer does not know of
+        publish_events(window, queue)
