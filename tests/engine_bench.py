@@ -170,9 +170,8 @@ class Bench:
         return found
 
     def limbo(self) -> list[int]:
-        """The pages that a paused step may still read, and nobody holds."""
-        kept = self.cache.limbo[: self.cache.count[pages.LIMBO]].tolist()
-        return [page for page in kept if not self.cache.references[page]]
+        """The pages that a paused step will still write to, for a request that has ended."""
+        return self.cache.limbo[: self.cache.count[pages.LIMBO]].tolist()
 
     def held_pages(self, slot: int) -> list[int]:
         """The pages of a slot, in order of position."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from blink_ref import simt
 from blink_ref.engine.memory import device_window
-from blink_ref.ring.device import beat, outbox_room, worker_of, write_record
+from blink_ref.ring.device import beat, outbox_room, urgent_rung, urgent_seen, worker_of, write_record
 from blink_ref.ring.layout import END, LINE, TOKEN, Layout, Record, pack_record, unpack_record
 from blink_ref.simt import device
 from blink_ref.simt.vocabulary import i64
@@ -18,8 +18,8 @@ targets = pytest.mark.parametrize("target", TARGETS)
 
 
 @device
-def write(block, window, worker, index, slot, kind, value):
-    write_record(window, worker, index, slot, kind, value)
+def write(block, window, worker, slot, kind, value):
+    write_record(window, worker, slot, kind, value)
 
 
 @device
@@ -31,6 +31,11 @@ def beat_once(block, window, place, value):
 def rooms(block, window, out):
     for worker in range(window.workers):
         out[worker] = outbox_room(window, i64(worker))
+
+
+@device
+def urgent_counts(block, window, out):
+    out[0], out[1] = i64(urgent_rung(window)), i64(urgent_seen(window))
 
 
 @device
@@ -55,31 +60,45 @@ def window_of(layout=LAYOUT):
 )
 def test_a_record_written_on_the_device_is_the_one_that_the_nic_unpacks(target, index, slot, kind, value, worker):
     memory, view = window_of()
-    simt.launch(write, 1, 1, view, worker, index, slot, kind, value, target=target)
+    view.written[worker] = index
+    simt.launch(write, 1, 1, view, worker, slot, kind, value, target=target)
     at = worker * LAYOUT.outbox + index % LAYOUT.outbox
     word = int(memory.gpu["outbox"][at])
     assert word == pack_record(index, LAYOUT.outbox, slot, kind, value)
     assert unpack_record(word, index, LAYOUT.outbox) == Record(slot, kind, value)
     assert np.count_nonzero(memory.gpu["outbox"]) == 1
+    assert view.written.tolist() == [index + 1 if n == worker else 0 for n in range(LAYOUT.workers)]
 
 
 @targets
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.integers(0, 2**34), st.integers(0, LAYOUT.outbox)),
+        st.tuples(st.integers(0, 2**34), st.integers(0, LAYOUT.outbox), st.integers(0, 6)),
         min_size=LAYOUT.workers,
         max_size=LAYOUT.workers,
     )
 )
-def test_room_is_what_the_reader_has_left_also_past_32_bits(target, counts):
+def test_room_is_what_reader_and_reservations_have_left_also_past_32_bits(target, counts):
     memory, view = window_of()
-    for worker, (consumed, unread) in enumerate(counts):
+    for worker, (consumed, unread, reserved) in enumerate(counts):
         memory.nic["consumed"][worker * LINE // 4] = consumed & 0xFFFFFFFF
         view.written[worker] = consumed + unread
+        view.reserved[worker] = reserved
     out = np.full(LAYOUT.workers, -1, np.int64)
     simt.launch(rooms, 1, 1, view, out, target=target)
-    assert out.tolist() == [LAYOUT.outbox - unread for _, unread in counts]
+    assert out.tolist() == [LAYOUT.outbox - unread - reserved for _, unread, reserved in counts]
+
+
+@targets
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=LAYOUT.workers, max_size=LAYOUT.workers))
+def test_urgent_requests_are_counted_over_all_workers_modulo_32_bits(target, counts):
+    memory, view = window_of()
+    memory.nic["urgent"][:: LINE // 4] = counts
+    out = np.full(2, -1, np.int64)
+    simt.launch(urgent_counts, 1, 1, view, out, target=target)
+    assert out.tolist() == [sum(counts) % 2**32] * 2
 
 
 @targets
@@ -104,4 +123,4 @@ def test_workers_own_equal_runs_of_slots(target, slots, workers):
 def test_a_beat_changes_its_own_word_only(target):
     memory, view = window_of()
     simt.launch(beat_once, 1, 1, view, 3, 2**31, target=target)
-    assert memory.gpu["heartbeat"].tolist() == [0, 0, 0, 2**31, 0, 0, 0, 0]
+    assert memory.gpu["heartbeat"].tolist() == [0, 0, 0, 2**31, *[0] * 12]

@@ -6,7 +6,7 @@ A page holds P positions of every layer and kv head. It is in one of four places
 - *cached*: held by nobody, but found by its tokens (see :mod:`.prefix`); the one unused for longest is
   taken when there is no free one;
 - *free*: on the stack;
-- *in limbo*: given back while a step that reads it is under way; it goes on when that step has ended.
+- *in limbo*: given back while a paused step has yet to write to it; it is free when that step has ended.
 
 Only the scheduler's block moves pages, one lane at a time, so nothing here needs a lock.
 """
@@ -41,9 +41,7 @@ class Cache(NamedTuple):
     free: Any
     """int32 [pages]: the free pages, a stack"""
     limbo: Any
-    """int32 [pages]: pages that a step under way may still read"""
-    in_limbo: Any
-    """int32 [pages]: 1 = it is one of them"""
+    """int32 [pages]: pages that a paused step will still write to"""
     count: Any
     """int32 [3]: see the places above"""
     newer: Any
@@ -97,7 +95,6 @@ def allocate(
         # the first page taken is page 0: pictures read better
         free=np.arange(pages, dtype=np.int32)[::-1].copy(),
         limbo=i32s(pages),
-        in_limbo=i32s(pages),
         count=np.array([pages, 0, 0], np.int32),
         newer=newer,
         older=older,
@@ -142,7 +139,7 @@ def pop_free(cache):
 
 @device
 def hold(cache, page):
-    """One holder more, of a page that is held, cached, or in limbo. One lane."""
+    """One holder more, of a page that is held or cached. One lane."""
     if cache.older[page] != NOWHERE:
         leave_unused(cache, page)
     cache.references[page] += i32(1)
@@ -150,25 +147,25 @@ def hold(cache, page):
 
 @device
 def let_go(cache, page, in_use):
-    """One holder less. `in_use` = 1: a step under way may still read the page. One lane."""
+    """One holder less. `in_use` = 1: the holder has rows in a paused step. One lane.
+
+    Those rows are nobody's any more, but they will be computed. What they read does not matter; what they
+    write must not be anybody else's. They write to pages that are not filed, since those are not full.
+    """
     cache.references[page] -= i32(1)
     if cache.references[page] == 0:
-        if in_use == 0:
-            put_back(cache, page)
-        elif cache.in_limbo[page] == 0:
-            cache.in_limbo[page] = i32(1)
+        if in_use == 1 and cache.filed[page] == 0:
             cache.limbo[cache.count[LIMBO]] = i32(page)
             cache.count[LIMBO] += i32(1)
+        else:
+            put_back(cache, page)
 
 
 @device
 def empty_limbo(cache):
-    """The step that was under way has ended: what nobody took up meanwhile goes on. One lane."""
+    """The paused step has ended: the pages that it wrote to are free. One lane."""
     for n in range(cache.count[LIMBO]):
-        page = i64(cache.limbo[n])
-        cache.in_limbo[page] = i32(0)
-        if cache.references[page] == 0:
-            put_back(cache, page)
+        put_back(cache, i64(cache.limbo[n]))
     cache.count[LIMBO] = i32(0)
 
 
