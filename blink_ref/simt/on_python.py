@@ -6,6 +6,7 @@ of block 0 runs on the thread that launched, so that ``python -m pdb`` sees it w
 
 import sys
 import threading
+import time
 
 import numpy as np
 
@@ -113,10 +114,11 @@ class PythonGrid:
             for each in (block.barrier, *(warp.barrier for warp in block.warps)):
                 each.abort()
 
-    def check(self):
-        """Raise in a spinning lane once another lane has failed."""
+    def relax(self, spins):
+        """Let others run in a lane's spin loop; raises Abandoned once another lane has failed."""
         if self.failure is not None:
             raise Abandoned
+        time.sleep(0 if spins < 100 else 0.0005)
 
 
 class Lane:
@@ -143,8 +145,13 @@ def me() -> Lane:
     return _here.lane
 
 
-def _run_lane(lane, fn, block, args):
+def become(lane) -> None:
+    """The calling thread is to be `lane`."""
     _here.lane = lane
+
+
+def _run_lane(lane, fn, block, args):
+    become(lane)
     grid = lane.block.python_grid
     try:
         with np.errstate(all="ignore"):  # device arithmetic overflows to inf without a word, as on a GPU
@@ -206,7 +213,7 @@ def launch(fn, blocks, args):
         for thread in others:
             thread.join()
     finally:
-        _here.lane = here
+        become(here)
         sys.setswitchinterval(interval)
         if trace is not None:
             threading.settrace(None)  # type: ignore[arg-type]

@@ -95,8 +95,7 @@ def relax(spins):
     CUDA: nothing at first, then ``nanosleep``. CPU: ``pause``, then ``sched_yield``, then sleeps of
     up to 2 ms, so that an idle engine leaves the machine to others.
     """
-    me().block.python_grid.check()
-    time.sleep(0 if spins < 100 else 0.0005)
+    me().block.python_grid.relax(spins)
 
 
 # --- warp-wide exchange: every lane of the warp calls, every lane gets the result

@@ -1,0 +1,163 @@
+"""Who runs next: one agent at a time, chosen by a seeded draw, so that a run replays from its seed.
+
+Every agent is a thread that waits at its gate for the baton. It hands the baton over where agents can
+meet (barriers, exchanges, ordered accesses, :func:`~..vocabulary.relax`), and now and then at a plain access.
+"""
+
+import contextlib
+import random
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from ..on_python import Abandoned
+from .findings import Deadlock, Place
+from .lines import Line, Lines
+
+if TYPE_CHECKING:
+    from .agents import Agent
+
+STILL = 2000
+"""Turns of spin loops in which no agent does anything else, before they count as a deadlock."""
+
+READS = 1_000_000
+"""Plain reads, with no write by any agent, before they count as one: a spin loop on a plain load."""
+
+SPINS = 300_000
+"""Turns of spin loops in a run."""
+
+LAG = 64
+"""Turns for which one agent, and then another, falls behind."""
+
+
+class Explorer:
+    """The baton, and the draws that say who gets it."""
+
+    def __init__(self, seed: int, lines: Lines) -> None:
+        self._draw = random.Random(seed)
+        self._pace = self._draw.choice((16, 128, 1024))
+        self._until_handed = self._pace
+        self._lines = lines
+        self._still = self._reads = self._spins = 0
+        self._able: list[Agent] = []
+        self._asleep: list[Agent] = []
+        self.running: Agent
+        self._laggard: Agent | None = None
+        self.failure: BaseException | None = None
+        self.lock = contextlib.nullcontext()
+        """what the atomic words hold: nobody else runs between their load and their store"""
+
+    def start(self, agents: list["Agent"]) -> None:
+        """Give the baton to one of `agents`, whose threads wait at their gates."""
+        self._able = list(agents)
+        self.running = self._choose()
+        self.running.gate.release()
+
+    def await_turn(self, agent: "Agent") -> None:
+        """Wait for the baton; raises Abandoned when another agent has failed."""
+        agent.gate.acquire()
+        if self.failure is not None:
+            raise Abandoned
+
+    def hand_over(self) -> None:
+        """Whoever is drawn goes on; it may be the caller."""
+        agent, following = self.running, self._choose()
+        if following is not agent:
+            self._give(following)
+            self.await_turn(agent)
+
+    def sleep(self) -> None:
+        """Let others run until :meth:`wake`."""
+        agent = self.running
+        self._able.remove(agent)
+        self._asleep.append(agent)
+        self._pass_on()
+        self.await_turn(agent)
+
+    def wake(self, agents: list["Agent"]) -> None:
+        """Those of `agents` who sleep can run again."""
+        for agent in agents:
+            if agent in self._asleep:
+                self._asleep.remove(agent)
+                self._able.append(agent)
+
+    def end(self) -> None:
+        """The running agent has ended."""
+        self._able.remove(self.running)
+        if self._able or self._asleep:
+            self._pass_on()
+
+    def fail(self, failure: BaseException) -> None:
+        """Keep what went wrong, and let all who wait go with an exception."""
+        self.failure = failure
+        for agent in (*self._able, *self._asleep):
+            if agent is not self.running:
+                agent.gate.release()
+
+    # --- what agents do, as seen from here
+
+    def moved(self) -> None:
+        """The running agent did something that is no turn of a spin loop."""
+        self._still = 0
+        self.running.spins_at = None
+
+    def plain(self, write: bool) -> None:
+        """The running agent is about to make a plain access."""
+        self._still = 0
+        self.running.spins_at = None
+        self._reads = 0 if write else self._reads + 1
+        if self._reads > READS:
+            raise self._stuck("agents read on and on, and nobody writes")
+        self._until_handed -= 1
+        if self._until_handed <= 0:
+            self._until_handed = 1 + int(2 * self._pace * self._draw.random())
+            self.hand_over()
+
+    def ordered(self, write: bool) -> None:
+        """The running agent is about to make an ordered access."""
+        if write:
+            self._still = self._reads = 0
+        else:
+            self._turn_of_spin()
+        if self._draw.random() < 0.5:
+            self.hand_over()
+
+    def relax(self, spins: int) -> None:
+        """The running agent gives way in a spin loop."""
+        self._turn_of_spin()
+        self.hand_over()
+
+    def _turn_of_spin(self) -> None:
+        self.running.spins_at = sys._getframe(2)
+        self._still += 1
+        self._spins += 1
+        if self._still > STILL or self._spins > SPINS:
+            raise self._stuck("whoever is left spins, and nothing changes")
+
+    # --- the baton
+
+    def _choose(self) -> "Agent":
+        chosen = self._able[int(self._draw.random() * len(self._able))]
+        if chosen is self._laggard and self._draw.random() < 0.9:
+            return self._able[int(self._draw.random() * len(self._able))]
+        if self._draw.random() < 1 / LAG:
+            self._laggard = chosen
+        return chosen
+
+    def _give(self, agent: "Agent") -> None:
+        self.running = agent
+        agent.gate.release()
+
+    def _pass_on(self) -> None:
+        if not self._able:
+            raise self._stuck("every agent that is left waits for another")
+        self._give(self._choose())
+
+    def _stuck(self, what: str) -> Deadlock:
+        places: dict[tuple[Line, object], Place] = {}
+        for agent in (*self._asleep, *self._able):
+            did, frame = ("waits at", agent.waits_at) if agent in self._asleep else ("spins at", agent.spins_at)
+            if frame is not None:
+                line = self._lines[self._lines.number(frame)]
+                places.setdefault((line, agent.block), Place(agent.name, did, line))
+        return Deadlock(what, list(places.values()))

@@ -1,0 +1,147 @@
+"""Runs a grid under the checker."""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import on_python, vocabulary
+from ..device import DeviceFunction
+from . import agents, explorer, memory
+from .agents import Agent, Block
+from .explorer import Explorer
+from .findings import Finding, Race, Unwritten
+from .lines import Lines
+from .memory import Run, watch
+
+Outside = Callable[..., None]
+"""An agent beside the grid: it is called with the launch's arguments, without a block, and uses the words."""
+
+
+class Count(NamedTuple):
+    """How many elements of an array one lane, or outside agent, has accessed."""
+
+    who: str
+    array: str
+    shared: bool
+    """whether it is a block's arena, else it is global memory"""
+    loads: int
+    stores: int
+
+
+def check(
+    fn: DeviceFunction,
+    blocks: int,
+    lanes: int,
+    *args: Any,
+    seed: int = 0,
+    shared: int = 4096,
+    outside: Iterable[Outside] = (),
+    unwritten: Iterable[np.ndarray] = (),
+) -> list[Count]:
+    """As :func:`..launch.launch` on the `python` target, every access checked; returns how many there were.
+
+    `seed` decides the interleaving, and the same seed gives the same one again. `outside` are agents
+    beside the grid, such as a NIC. What the arrays among `args` hold may be read, but for those in
+    `unwritten`; the blocks' arenas hold nothing. Raises the first :class:`.findings.Finding`, or what
+    the device function raised.
+    """
+    outside = list(outside)
+    lines = Lines(*map(vars, (agents, explorer, memory)))
+    turns = Explorer(seed, lines)
+    everyone = _agents(blocks, lanes, outside, turns, lines)
+    arrays = _Arrays(Run(turns, lines, everyone), unwritten)
+    names = fn.python.__code__.co_varnames[1:]
+    watched = [arrays.watch(name, value) for name, value in zip(names, args, strict=False)]
+    grid = arrays.watch("block.grid", np.zeros(1, np.uint32))
+    threads = []
+    for number, own in itertools.groupby(everyone[: blocks * lanes], key=lambda agent: agent.index // lanes):
+        arena = arrays.watch("block.shared", np.full(shared, np.nan, np.float32), shared=True)
+        turn = arrays.watch("block.turn", np.zeros(1, np.uint32))
+        block = vocabulary.Block(number, blocks, arena, grid, turn)
+        threads += [_thread(agent, turns, fn.python, (block, *watched)) for agent in own]
+    threads += [
+        _thread(agent, turns, run, tuple(watched))
+        for agent, run in zip(everyone[blocks * lanes :], outside, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    turns.start(everyone)
+    for thread in threads:
+        thread.join()
+    if (failure := _first_fault(turns.failure, arrays.run.suspicion)) is not None:
+        if isinstance(failure, Finding):
+            failure.seed = seed
+        raise failure
+    return [
+        Count(agent.name, whole.name, whole.shared, *whole.counts[agent.index])
+        for agent in everyone
+        for whole in arrays.run.wholes
+        if any(whole.counts[agent.index])
+    ]
+
+
+def _first_fault(failure: BaseException | None, suspicion: Unwritten | None) -> BaseException | None:
+    """A read of unwritten memory is what led to a later failure, unless that is the race with the writes it missed."""
+    if suspicion is None or (isinstance(failure, Race) and failure.array == suspicion.array):
+        return failure
+    return suspicion
+
+
+def _agents(blocks: int, lanes: int, outside: list[Outside], turns: Explorer, lines: Lines) -> list[Agent]:
+    n = blocks * lanes + len(outside)
+    made = []
+    for b in range(blocks):
+        block = Block(f"block {b}", lanes, turns, lines)
+        made += [Agent(b * lanes + t, n, f"block {b}, lane {t}", block, t) for t in range(lanes)]
+    for run in outside:
+        name = f"the agent {getattr(run, '__name__', 'outside')}"
+        made.append(Agent(len(made), n, name, Block(name, 1, turns, lines, outside=True), 0))
+    return made
+
+
+def _thread(agent: Agent, turns: Explorer, fn: Callable[..., None], args: tuple[Any, ...]) -> threading.Thread:
+    def run() -> None:
+        on_python.become(agent)
+        try:
+            turns.await_turn(agent)
+            with np.errstate(all="ignore"):
+                fn(*args)
+            for meeting in (agent.block.barrier, agent.warp.barrier):
+                meeting.leave(agent)
+            turns.end()
+        except on_python.Abandoned:
+            pass  # the agent that failed says why
+        except BaseException as failure:  # handed to the launcher, which raises it
+            turns.fail(failure)
+
+    return threading.Thread(target=run, daemon=True)
+
+
+class _Arrays:
+    """The arrays of a launch, each watched once, however often it is passed."""
+
+    def __init__(self, run: Run, unwritten: Iterable[np.ndarray]) -> None:
+        self.run = run
+        self._unwritten = {_where(array) for array in unwritten}
+        self._watched: dict[Any, Any] = {}
+
+    def watch(self, name: str, value: Any, shared: bool = False) -> Any:
+        """`value`, with every array in it watched; `shared`: it is an arena, in which nothing is written yet."""
+        if isinstance(value, tuple):
+            fields = getattr(value, "_fields", range(len(value)))
+            parts = [self.watch(f"{name}.{f}", part) for f, part in zip(fields, value, strict=True)]
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        if not isinstance(value, np.ndarray):
+            return value
+        where = _where(value)
+        if where not in self._watched:
+            written = not shared and where not in self._unwritten
+            self._watched[where] = watch(self.run, name, value, written, shared)
+        return self._watched[where]
+
+
+def _where(array: np.ndarray) -> tuple[Any, ...]:
+    return array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.str
