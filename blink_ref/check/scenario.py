@@ -81,10 +81,9 @@ REQUESTS = [
     Request(9, 1, 2),
     Request(1, 20, 20),  # too long
     Request(9, 3, 0),  # not valid
-    Request(1, 1, 1),
-    Request(10, 1, 1),
+    *[Request(slot, 1, 1) for slot in (1, 2, 9, 10) for _ in range(2)],
 ]
-"""Rung in this order, each as soon as its slot is free."""
+"""Rung in this order, each as soon as its slot is free: so that an END meets the slot's next request."""
 
 
 class Nic:

@@ -58,7 +58,14 @@ def aligned(n: int, dtype: Any) -> np.ndarray:
 
 
 def launch(
-    fn: DeviceFunction, blocks: int, lanes: int, *args: Any, target: str = "auto", shared: int = 4096
+    fn: DeviceFunction,
+    blocks: int,
+    lanes: int,
+    *args: Any,
+    target: str = "auto",
+    shared: int = 4096,
+    check: bool = False,
+    seed: int = 0,
 ) -> None:
     """Run ``fn(block, *args)`` on every lane of a grid and wait for its end.
 
@@ -66,8 +73,18 @@ def launch(
     float32. `args` are numbers, NumPy arrays (changed in place; on CUDA copied there and back) and
     named tuples of them. On the CPU a block has one lane, whatever `lanes` says. Raises BlinkError if
     the target is not there, and on the `python` target whatever the device function raised.
+
+    With `check`, which is for the `python` target, every access to memory is checked, and lanes take
+    turns as `seed` has it; raises the first :class:`.checker.Finding`.
     """
     target = choose_target(target)
+    if check:
+        if target != "python":
+            raise BlinkError(f"check=True runs device code as Python, not on '{target}'; add target=\"python\"")
+        from . import checker
+
+        checker.check(fn, blocks, lanes, *args, seed=seed, shared=shared)
+        return
     if target == "python":
         on_python.launch(fn.python, [(block, lanes) for block in make_blocks(blocks, shared)], args)
     elif target == "cpu":

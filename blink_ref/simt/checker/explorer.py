@@ -26,8 +26,8 @@ READS = 1_000_000
 SPINS = 300_000
 """Turns of spin loops in a run."""
 
-LAG = 64
-"""Turns for which one agent, and then another, falls behind."""
+LAG = 256
+"""Turns for which some agents, and then others, fall behind."""
 
 
 class Explorer:
@@ -36,13 +36,14 @@ class Explorer:
     def __init__(self, seed: int, lines: Lines) -> None:
         self._draw = random.Random(seed)
         self._pace = self._draw.choice((16, 128, 1024))
+        self._restless = self._draw.choice((0.5, 0.1))
         self._until_handed = self._pace
         self._lines = lines
         self._still = self._reads = self._spins = 0
         self._able: list[Agent] = []
         self._asleep: list[Agent] = []
         self.running: Agent
-        self._laggard: Agent | None = None
+        self._slow: set[Agent] = set()
         self.failure: BaseException | None = None
         self.lock = contextlib.nullcontext()
         """what the atomic words hold: nobody else runs between their load and their store"""
@@ -119,7 +120,7 @@ class Explorer:
             self._still = self._reads = 0
         else:
             self._turn_of_spin()
-        if self._draw.random() < 0.5:
+        if self._draw.random() < self._restless:
             self.hand_over()
 
     def relax(self, spins: int) -> None:
@@ -137,12 +138,12 @@ class Explorer:
     # --- the baton
 
     def _choose(self) -> "Agent":
-        chosen = self._able[int(self._draw.random() * len(self._able))]
-        if chosen is self._laggard and self._draw.random() < 0.9:
-            return self._able[int(self._draw.random() * len(self._able))]
         if self._draw.random() < 1 / LAG:
-            self._laggard = chosen
-        return chosen
+            self._slow = {agent for agent in (*self._able, *self._asleep) if self._draw.random() < 0.5}
+        able = self._able
+        if self._draw.random() < 0.98:
+            able = [agent for agent in able if agent not in self._slow] or able
+        return able[int(self._draw.random() * len(able))]
 
     def _give(self, agent: "Agent") -> None:
         self.running = agent

@@ -14,7 +14,8 @@ from .agents import Agent, Block
 from .explorer import Explorer
 from .findings import Finding, Race, Unwritten
 from .lines import Lines
-from .memory import Run, watch
+from .memory import watch
+from .shadow import Run
 
 Outside = Callable[..., None]
 """An agent beside the grid: it is called with the launch's arguments, without a block, and uses the words."""
@@ -58,7 +59,7 @@ def check(
     grid = arrays.watch("block.grid", np.zeros(1, np.uint32))
     threads = []
     for number, own in itertools.groupby(everyone[: blocks * lanes], key=lambda agent: agent.index // lanes):
-        arena = arrays.watch("block.shared", np.full(shared, np.nan, np.float32), shared=True)
+        arena = arrays.watch("block.shared", np.full(shared, np.nan, np.float32), is_arena=True)
         turn = arrays.watch("block.turn", np.zeros(1, np.uint32))
         block = vocabulary.Block(number, blocks, arena, grid, turn)
         threads += [_thread(agent, turns, fn.python, (block, *watched)) for agent in own]
@@ -76,7 +77,7 @@ def check(
             failure.seed = seed
         raise failure
     return [
-        Count(agent.name, whole.name, whole.shared, *whole.counts[agent.index])
+        Count(agent.name, whole.name, whole.is_arena, *whole.counts[agent.index])
         for agent in everyone
         for whole in arrays.run.wholes
         if any(whole.counts[agent.index])
@@ -128,8 +129,8 @@ class _Arrays:
         self._unwritten = {_where(array) for array in unwritten}
         self._watched: dict[Any, Any] = {}
 
-    def watch(self, name: str, value: Any, shared: bool = False) -> Any:
-        """`value`, with every array in it watched; `shared`: it is an arena, in which nothing is written yet."""
+    def watch(self, name: str, value: Any, is_arena: bool = False) -> Any:
+        """`value`, with every array in it watched; in an arena nothing is written yet."""
         if isinstance(value, tuple):
             fields = getattr(value, "_fields", range(len(value)))
             parts = [self.watch(f"{name}.{f}", part) for f, part in zip(fields, value, strict=True)]
@@ -138,8 +139,8 @@ class _Arrays:
             return value
         where = _where(value)
         if where not in self._watched:
-            written = not shared and where not in self._unwritten
-            self._watched[where] = watch(self.run, name, value, written, shared)
+            written = not is_arena and where not in self._unwritten
+            self._watched[where] = watch(self.run, name, value, written, is_arena)
         return self._watched[where]
 
 

@@ -9,22 +9,25 @@ if TYPE_CHECKING:
     from .agents import Agent
 
 
+PLAIN = -1
+"""In a scope's place: the access has no order. No other agent is within this reach."""
+
+
 class Order(NamedTuple):
-    """What a word of the vocabulary does to its element."""
+    """What a word of the vocabulary does to its element. Its store, if it has one, releases."""
 
     acquires: bool
-    releases: bool
     is_atomic: bool = False
-    """reads and writes in one step"""
+    """it loads and stores in one step"""
 
 
 ORDERS = {
-    "load_relaxed": Order(False, False),
-    "load_acquire": Order(True, False),
-    "store_release": Order(False, True),
-    "atomic_add": Order(True, True, True),
-    "atomic_max": Order(True, True, True),
-    "atomic_cas": Order(True, True, True),
+    "load_relaxed": Order(acquires=False),
+    "load_acquire": Order(acquires=True),
+    "store_release": Order(acquires=False),
+    "atomic_add": Order(acquires=True, is_atomic=True),
+    "atomic_max": Order(acquires=True, is_atomic=True),
+    "atomic_cas": Order(acquires=True, is_atomic=True),
 }
 """By the word in whose body an access stands."""
 
@@ -52,15 +55,14 @@ class Word:
         self._released: list[tuple[Agent, int, np.ndarray]] = []
         """who released the value that is there now, with which scope, and all that came before it"""
 
-    def unordered(self, agent: "Agent", write: bool, scope: int = -1) -> tuple[Access, bool] | None:
-        """An access (and whether it is a store) that races with one by `agent`, ordered in `scope` (-1: plain)."""
+    def unordered(self, agent: "Agent", write: bool, scope: int) -> tuple[Access, bool] | None:
+        """An access, and whether it is a store, that races with one by `agent` in a scope, or PLAIN."""
         for is_store, accesses in ((True, self.stores), (False, self.loads)):
             if is_store or write:
                 for access in accesses.values():
-                    if access.moment > agent.clock[access.agent.index]:
-                        reach = agent.distance(access.agent)
-                        if min(scope, access.scope) < reach:
-                            return access, is_store
+                    unseen = access.moment > agent.clock[access.agent.index]
+                    if unseen and min(scope, access.scope) < agent.distance(access.agent):
+                        return access, is_store
         return None
 
     def acquire(self, agent: "Agent", scope: int) -> None:
