@@ -44,6 +44,8 @@ class Explorer:
         self._asleep: list[Agent] = []
         self.running: Agent
         self._slow: set[Agent] = set()
+        self._resting: set[Agent] = set()
+        """who gave way in a spin loop, and has seen no ordered store since"""
         self.failure: BaseException | None = None
         self.lock = contextlib.nullcontext()
         """what the atomic words hold: nobody else runs between their load and their store"""
@@ -118,6 +120,7 @@ class Explorer:
         """The running agent is about to make an ordered access."""
         if write:
             self._still = self._reads = 0
+            self._resting.clear()
         else:
             self._turn_of_spin()
         if self._draw.random() < self._restless:
@@ -126,6 +129,7 @@ class Explorer:
     def relax(self, spins: int) -> None:
         """The running agent gives way in a spin loop."""
         self._turn_of_spin()
+        self._resting.add(self.running)
         self.hand_over()
 
     def _turn_of_spin(self) -> None:
@@ -140,7 +144,10 @@ class Explorer:
     def _choose(self) -> "Agent":
         if self._draw.random() < 1 / LAG:
             self._slow = {agent for agent in (*self._able, *self._asleep) if self._draw.random() < 0.5}
-        able = self._able
+        able = [agent for agent in self._able if agent not in self._resting]
+        if not able:
+            self._resting.clear()
+            able = self._able
         if self._draw.random() < 0.98:
             able = [agent for agent in able if agent not in self._slow] or able
         return able[int(self._draw.random() * len(able))]
