@@ -1,10 +1,11 @@
 """A small engine with a NIC beside it, made to go through all that an engine does within a few dozen steps.
 
-Prompts in chunks beside decode rows, more staged rows than the arena holds, pages that lack, a cancelled
-request, refused ones, a slot used again, and the stop word at the end.
+Prompts in chunks beside decode rows, more staged rows than the arena holds, pages shared, evicted and taken
+from others, an urgent request between two layers, every filter, cancelled requests, refused ones and one out of
+time, slots used again at once, a small outbox, and the stop word at the end.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from ..engine.settings import Settings
 from ..kernels import attention, staging
 from ..model.config import ModelConfig
 from ..model.weights import Weights
-from ..ring.layout import END, STOPPED, unpack_record
+from ..ring.layout import BEAT_EVENTS, BEAT_STATE, END, STOPPED, TOKEN, URGENT, unpack_record
 from ..simt.checker import Count, check
 from ..simt.vocabulary import SYSTEM, load_acquire, relax, store_release
 
@@ -54,7 +55,10 @@ SETTINGS = Settings(
     context=MODEL.context,
     page_size=PAGE_SIZE,
     pages=7,
+    reserved=1,
 )
+
+OUTBOX = 8
 
 PATIENCE = 2000
 """Turns of an idle scheduler after which it leaves: by then the NIC must have said so."""
@@ -67,20 +71,30 @@ class Request:
     slot: int
     prompt_len: int
     max_tokens: int
-    temperature: float = 0.0
+    fields: dict[str, float] = field(default_factory=dict)
+    """of its record, beside those above; what is left out is 0"""
+    stops: tuple[int, ...] = ()
+    biases: tuple[tuple[int, float], ...] = ()
     cancelled: bool = False
     """as soon as its first token has come"""
 
 
+FILTERS = {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "min_p": 0.01, "logprobs": 3}
+PENALTIES = {"repetition": 1.3, "presence": 0.5, "frequency": 0.25, "min_tokens": 1}
+
 REQUESTS = [
     Request(0, 7, 2),
-    Request(1, 2, 3, temperature=0.8),
+    Request(1, 2, 3, FILTERS),
     Request(9, 3, 8, cancelled=True),
-    Request(5, 9, 2),  # waits for pages
-    Request(1, 2, 1),
-    Request(9, 1, 2),
+    Request(5, 9, 3, {"leader": 1, "leader_generation": 1}),
+    Request(1, 2, 2, PENALTIES, stops=(4,), biases=((2, 1.5), (3, -0.5))),
+    Request(10, 3, 2, {"flags": URGENT}),
+    Request(9, 1, 2, {"temperature": 0.7, "seed": 9}),
+    Request(4, 2, 20, {"time_ms": 1}),
     Request(1, 20, 20),  # too long
     Request(9, 3, 0),  # not valid
+    Request(10, 2, 1, {"flags": URGENT}),
+    Request(0, 10, 2, {"priority": 1}),
     *[Request(slot, 1, 1) for slot in (1, 2, 9, 10) for _ in range(2)],
 ]
 """Rung in this order, each as soon as its slot is free: so that an END meets the slot's next request."""
@@ -92,19 +106,21 @@ class Nic:
     __name__ = "nic"
 
     def __init__(self) -> None:
-        self._taken = 0
+        self._taken = self._events = self._urgent = 0
         self._waiting = list(REQUESTS)
         self._running: dict[int, Request] = {}
 
     def __call__(self, window: Any, *_: Any) -> None:
+        store_release(window.trace, 0, np.uint32(1), SYSTEM)
         self._submit(window)
         spins = 0
         while self._running:
             self._poll(window)
+            self._look_at_events(window)
             relax(spins)
             spins += 1
         store_release(window.stop, 0, np.uint32(1), SYSTEM)
-        while load_acquire(window.heartbeat, 2, SYSTEM) != STOPPED:
+        while load_acquire(window.heartbeat, BEAT_STATE, SYSTEM) != STOPPED:
             relax(spins)
             spins += 1
 
@@ -118,38 +134,60 @@ class Nic:
 
     def _ring(self, window: Any, request: Request) -> None:
         slot, at = request.slot, request.slot * MODEL.context
-        window.arena[at : at + request.prompt_len] = np.arange(request.prompt_len) % MODEL.vocab
+        biases = np.array([(token, np.float32(bias).view(np.uint32)) for token, bias in request.biases], np.uint32)
+        words = [*range(request.prompt_len), *request.stops, *biases.reshape(-1)]
+        window.arena[at : at + len(words)] = np.array(words) % MODEL.vocab if not request.biases else words
         record = window.request[slot]
-        record["prompt_at"], record["prompt_len"], record["max_tokens"] = at, request.prompt_len, request.max_tokens
-        record["flags"], record["priority"], record["seed"] = 0, 0, slot
-        record["temperature"] = request.temperature
+        values = dict.fromkeys(record, 0) | {
+            "prompt_at": at,
+            "prompt_len": request.prompt_len,
+            "max_tokens": request.max_tokens,
+            "stops": len(request.stops),
+            "biases": len(request.biases),
+            **request.fields,
+        }
+        for name, value in values.items():
+            record[name] = value
         store_release(window.cancel, slot, np.uint32(0), SYSTEM)
         generation = load_acquire(window.doorbell, slot, SYSTEM) + np.uint32(1)
         store_release(window.doorbell, slot, generation, SYSTEM)
+        if request.fields.get("flags", 0) == URGENT:
+            self._urgent += 1
+            store_release(window.urgent, 0, np.uint32(self._urgent), SYSTEM)
 
     def _poll(self, window: Any) -> None:
         """Take the records that have come."""
         size = 1 << window.outbox_bits
-        while record := unpack_record(
-            int(load_acquire(window.outbox, self._taken % size, SYSTEM)), self._taken, size
-        ):
+        while record := self._record(window, size):
+            slot, kind, _ = record
+            if kind == TOKEN and self._running[slot].fields.get("logprobs"):
+                assert np.all(np.array(window.logprob[self._taken % size]) <= 0)
+                assert np.all(np.array(window.likely[self._taken % size]) < MODEL.vocab)
             self._taken += 1
             store_release(window.consumed, 0, np.uint32(self._taken), SYSTEM)
-            slot = record.slot
-            if record.kind == END:
+            if kind == END:
                 del self._running[slot]
                 self._submit(window)
             elif self._running[slot].cancelled:
                 store_release(window.cancel, slot, load_acquire(window.doorbell, slot, SYSTEM), SYSTEM)
 
+    def _record(self, window: Any, size: int) -> Any:
+        return unpack_record(int(load_acquire(window.outbox, self._taken % size, SYSTEM)), self._taken, size)
+
+    def _look_at_events(self, window: Any) -> None:
+        events = int(load_acquire(window.heartbeat, BEAT_EVENTS, SYSTEM))
+        for n in range(self._events, events):
+            assert np.array(window.event[n % len(window.event)])[1]
+        self._events = events
+
 
 def run(seed: int) -> list[Count]:
     """The engine from its launch to its end, in the interleaving of a seed; raises the first finding."""
-    layout = memory.window_layout(MODEL, SETTINGS)
+    layout = replace(memory.window_layout(MODEL, SETTINGS), outbox=OUTBOX, events=1 << 11)
     nic_half, gpu_half = np.zeros((), layout.nic_half), np.zeros((), layout.gpu_half)
     window = memory.device_window(nic_half, gpu_half, layout)
     args = memory.arguments(MODEL, Weights.random(MODEL, seed=1, scale=0.3), SETTINGS, window)
-    *_, cache, _, activations, _ = args
+    *_, paused, _, cache, _, act, _ = args
     return check(
         serve,
         SETTINGS.blocks,
@@ -160,5 +198,5 @@ def run(seed: int) -> list[Count]:
         seed=seed,
         shared=SETTINGS.shared,
         outside=[Nic()],
-        unwritten=[cache.keys, cache.values, *activations],
+        unwritten=[cache.keys, cache.values, paused.x, *act._replace(counts=act.x)],
     )

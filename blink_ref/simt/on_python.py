@@ -120,6 +120,10 @@ class PythonGrid:
             raise Abandoned
         time.sleep(0 if spins < 100 else 0.0005)
 
+    def clock_ns(self):
+        """The time, in nanoseconds."""
+        return time.perf_counter_ns()
+
 
 class Lane:
     """One thread's place in the grid."""

@@ -10,7 +10,6 @@ Scopes of ordered accesses follow the PTX memory model: ``BLOCK`` (lanes of one 
 (all blocks), ``SYSTEM`` (other processes and devices too).
 """
 
-import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -237,7 +236,7 @@ def opaque(x):
 
 def clock_ns():
     """Nanoseconds of a clock that all blocks share; its zero is arbitrary."""
-    return time.perf_counter_ns()
+    return me().block.python_grid.clock_ns()
 
 
 # --- heavy inner loops

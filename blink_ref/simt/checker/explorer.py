@@ -39,7 +39,7 @@ class Explorer:
         self._restless = self._draw.choice((0.5, 0.1))
         self._until_handed = self._pace
         self._lines = lines
-        self._still = self._reads = self._spins = 0
+        self._turns = self._still = self._reads = self._spins = 0
         self._able: list[Agent] = []
         self._asleep: list[Agent] = []
         self.running: Agent
@@ -132,6 +132,10 @@ class Explorer:
         self._resting.add(self.running)
         self.hand_over()
 
+    def clock_ns(self) -> int:
+        """A clock by which a turn takes a microsecond, so that a run replays."""
+        return 1000 * self._turns
+
     def _turn_of_spin(self) -> None:
         self.running.spins_at = sys._getframe(2)
         self._still += 1
@@ -142,6 +146,7 @@ class Explorer:
     # --- the baton
 
     def _choose(self) -> "Agent":
+        self._turns += 1
         if self._draw.random() < 1 / LAG:
             self._slow = {agent for agent in (*self._able, *self._asleep) if self._draw.random() < 0.5}
         able = [agent for agent in self._able if agent not in self._resting]

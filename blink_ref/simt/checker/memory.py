@@ -35,6 +35,11 @@ class Watched:
         self._plain(..., write=False)
         return np.array(self._data, dtype)
 
+    def view(self, dtype: Any) -> "Watched":
+        """The same elements, their bits as another type of the same size."""
+        assert np.dtype(dtype).itemsize == self.dtype.itemsize, f"a view of {self.dtype} as {dtype}"
+        return Watched(self._data.view(dtype), self._shadow)
+
     def __getitem__(self, key: Any) -> Any:
         key, is_element = self._within(key)
         frame = sys._getframe(1)
@@ -122,6 +127,9 @@ class Record:
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._fields[name][self._key] = value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
 
 
 def watch(run: Run, name: str, array: np.ndarray, written: bool = True, is_arena: bool = False) -> Any:
