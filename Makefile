@@ -1,6 +1,7 @@
 # make demo: a real model answers, through ring, persistent kernel and paged cache
 # make test: the tests (CPU only); make test-cuda: those that need a GPU
 # make soak: random histories of the engine, 20,000 of them
+# make mutants: what the checker says when one barrier, acquire or release is left out of the engine
 # make bench: figures of this machine, stored; make bench-compare: measured again, beside the stored ones
 #
 # Each target sets up $(VENV) by itself. Where the packages are already installed and there is no network,
@@ -30,7 +31,7 @@ COMPARE = --benchmark-columns=min,median,rounds --benchmark-group-by=fullname --
 
 kept = test -f "$(1)" || { echo "there is no stored run of this kind of machine ($(1)): make $(2) stores one"; exit 1; }
 
-.PHONY: demo test test-cuda soak bench bench-compare bench-cuda bench-cuda-compare notebook lint clean
+.PHONY: demo test test-cuda soak mutants bench bench-compare bench-cuda bench-cuda-compare notebook lint clean
 
 demo: $(VENV:%=%/.for-use)
 	@$(RUN) -m blink_ref generate --watch --chat --max-tokens 160 "Explain in three sentences why the sky is blue."
@@ -51,6 +52,9 @@ test-cuda: $(VENV:%=%/.for-development)
 
 soak: $(VENV:%=%/.for-development)
 	BLINK_REF_EXAMPLES=20000 $(RUN) -m pytest -q -x --timeout=0 tests/test_engine_histories.py
+
+mutants: $(VENV:%=%/.for-development)
+	$(RUN) -m tests.mutants
 
 bench: $(VENV:%=%/.for-development)
 	$(RUN) -m pytest -q -m "not cuda" bench --benchmark-json="$(CPU_RESULTS)"

@@ -88,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_model(commands)
     _add_layout(commands)
     _add_doctor(commands)
+    _add_check(commands)
     commands.add_parser("compile", help="compile the kernel for a GPU that need not be there, and judge it")
     return parser
 
@@ -201,6 +202,18 @@ def _add_doctor(commands: Any) -> None:
     )
 
 
+def _add_check(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "check",
+        _check,
+        "run a small engine as Python and look for data races, deadlocks and reads of unwritten memory",
+        "blink-ref check --seeds 3",
+    )
+    parser.add_argument("--seeds", type=arguments.at_least(1), default=1, help="interleavings to try (default 1)")
+    parser.add_argument("--seed", type=arguments.at_least(0), default=0, help="the first one's seed (default 0)")
+
+
 def _generate(args: argparse.Namespace) -> int:
     from blink_ref.nic import generate
 
@@ -209,6 +222,12 @@ def _generate(args: argparse.Namespace) -> int:
 
 def _doctor(args: argparse.Namespace) -> int:
     from blink_ref.doctor import report
+
+    return report.run(args)
+
+
+def _check(args: argparse.Namespace) -> int:
+    from blink_ref.check import report
 
     return report.run(args)
 

@@ -27,15 +27,25 @@ SOURCES = ("kernels", "kvcache", "scheduler", "ring", "engine", "simt/grid.py")
 
 BARRIERS = {"barrier", "warp_barrier", "grid_barrier"}
 
-SEEDS = (0, 1, 2)
+SEEDS = range(3)
 LIMIT = 60
 """Seconds for a mutant; no report by then is none."""
 
 AT_ONCE = 2
 
-WANTED = 0.95
+ONE_LANE = "from here to the next barrier only lane 0 does anything, as it did from the last one to here"
 
-REDUNDANT: dict[str, str] = {}
+REDUNDANT = {
+    "kernels.penalties.adjust: barrier 1": (
+        "where there are penalties, another barrier follows before `adjusted` is touched again; where there are "
+        "none, each lane reads what it has written itself"
+    ),
+    "scheduler.arrivals.look_around: barrier 4": ONE_LANE,
+    "scheduler.pause.put_aside: barrier 2": ONE_LANE,
+    "scheduler.pause.bring_back: barrier 2": "make_plan's last barrier follows at once",
+    "scheduler.retire.publish: barrier 1": ONE_LANE,
+    "scheduler.schedule.schedule: barrier 1": ONE_LANE,
+}
 """Why a mutant that survives is as good as the original."""
 
 
@@ -68,7 +78,9 @@ def mutants() -> Iterator[Mutant]:
 
 def _device_functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and any(getattr(d, "id", "") == "device" for d in node.decorator_list):
+        if isinstance(node, ast.FunctionDef) and any(
+            getattr(d, "id", "") == "device" for d in node.decorator_list
+        ):
             yield node
 
 
@@ -115,10 +127,11 @@ def apply(mutant: Mutant) -> None:
     getattr(module, mutant.function).python = made[mutant.function]
 
 
-def report(mutant: Mutant) -> str:
-    """The finding's text, or nothing; in a process of its own."""
+def report(mutant: Mutant | None) -> str:
+    """The finding's text, or nothing, of a mutant or of the engine as it is; in a process of its own."""
     signal.alarm(LIMIT)
-    apply(mutant)
+    if mutant is not None:
+        apply(mutant)
     for seed in SEEDS:
         try:
             scenario.run(seed)
@@ -128,20 +141,24 @@ def report(mutant: Mutant) -> str:
 
 
 def main(chosen: Sequence[str]) -> int:
-    """Run them all; 1 if one survives without a reason, or too many do."""
+    """Run them all, or those whose names hold all of some words; 1 if one survives without a reason."""
     begin = time.monotonic()
     todo = [m for m in mutants() if all(word in str(m) for word in chosen)]
     survivors = []
     with multiprocessing.get_context("fork").Pool(AT_ONCE, maxtasksperchild=1) as pool:
+        if text := pool.apply(report, [None]):
+            print(f"the engine as it is has a finding, so what is said of mutants would mean nothing\n{text}")
+            return 1
         for mutant, text in zip(todo, pool.imap(report, todo), strict=True):
             first = text.partition("\n")[0]
-            print(f"{'reported' if text else 'SURVIVED'}  {str(mutant):50} {first}", flush=True)
+            print(f"{'reported' if text else 'SURVIVED'}  {mutant!s:50} {first}", flush=True)
             survivors += [] if text else [str(mutant)]
-    score = 1 - len(survivors) / len(todo)
-    print(f"\n{len(todo) - len(survivors)} of {len(todo)} reported: {score:.0%}, {time.monotonic() - begin:.0f} s")
+    print(f"\n{len(todo) - len(survivors)} of {len(todo)} reported, {time.monotonic() - begin:.0f} s")
     for name in survivors:
         print(f"survived: {name}\n  {REDUNDANT.get(name, 'NO REASON KNOWN')}")
-    return 0 if score >= WANTED and all(name in REDUNDANT for name in survivors) else 1
+    for name in REDUNDANT.keys() & {str(m) for m in todo} - set(survivors):
+        print(f"reported, though it is said to be redundant: {name}")
+    return int(any(name not in REDUNDANT for name in survivors))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Each kind of fault has a small device function that is reported, line by line, and a correct twin that is not."""
+"""Each kind of fault has a small device function whose lines are reported, and a correct twin that is clean."""
 
 import inspect
 
@@ -21,6 +21,7 @@ from blink_ref.simt.vocabulary import (
     GPU,
     SYSTEM,
     atomic_add,
+    atomic_max,
     barrier,
     f32,
     i64,
@@ -32,7 +33,6 @@ from blink_ref.simt.vocabulary import (
     store_release,
     thread_id,
     warp_barrier,
-    warp_id,
 )
 
 SEEDS = range(6)
@@ -417,26 +417,42 @@ def test_the_same_barrier_reached_by_two_ways_is_shown_where_they_part():
 
 
 @device
-def crossed(block, out):
-    if warp_id() == 0:
+def crossed(block, flag):
+    if thread_id() == 0:
         barrier()  # here
-    elif lane_id() == 0:
+    elif thread_id() < 4:
         warp_barrier()  # here
     else:
-        spins = i64(0)
-        while load_acquire(out, 0) == 0:  # here
-            relax(spins)
-            spins += 1
+        while load_acquire(flag, 0) == 0:  # here
+            relax(i64(0))  # here
 
 
 def test_a_grid_that_waits_for_ever_says_where():
-    for finding in found(Deadlock, crossed, ints()):
-        assert marked(crossed) <= lines_of(finding) | {line + 1 for line in lines_of(finding)} | {
-            line - 1 for line in lines_of(finding)
-        }
+    for finding in found(Deadlock, crossed, ints(), lanes=5):
+        assert lines_of(finding) <= marked(crossed)
+        assert {place.did for place in finding.places} == {"waits at", "spins at"}
+
+
+@device
+def add_and_max(block, counts):
+    if thread_id() == 0:
+        atomic_max(counts, 0, i64(5))  # here
+    else:
+        atomic_add(counts, 0, i64(1))  # here
+
+
+def test_atomics_whose_order_matters_race():
+    for finding in found(Race, add_and_max, ints(), lanes=2):
+        assert lines_of(finding) == marked(add_and_max)
+        assert "another result in the other order" in finding.advice
 
 
 # --- runs
+
+
+@device
+def shifted_both_ways(block, a, b):
+    a[thread_id()] = b[7 - thread_id()]
 
 
 def test_a_seed_replays_its_run():
@@ -455,9 +471,16 @@ def test_accesses_are_counted_by_lane_and_array():
     assert [(c.array, c.loads, c.stores) for c in counts if not c.shared] == [("out", 0, 1)] * 4
 
 
+def test_an_array_passed_twice_is_one_and_overlapping_ones_are_refused():
+    a = ints()
+    found(Race, shifted_both_ways, a, a)
+    with pytest.raises(ValueError, match="b and a are parts of one array"):
+        check(shifted_both_ways, 1, 8, a, a[1:])
+
+
 def test_launch_checks_on_the_python_target_alone():
     with pytest.raises(Race):
         launch(neighbours, 1, 8, ints(), target="python", check=True, seed=1)
     launch(neighbours_with_a_barrier, 1, 8, ints(), target="python", check=True)
-    with pytest.raises(BlinkError, match="target=.python"):
+    with pytest.raises(BlinkError, match=r"target=.python"):
         launch(neighbours, 1, 8, ints(), target="cpu", check=True)

@@ -87,7 +87,7 @@ REQUESTS = [
     Request(1, 2, 3, FILTERS),
     Request(9, 3, 8, cancelled=True),
     Request(5, 9, 3, {"leader": 1, "leader_generation": 1}),
-    Request(1, 2, 2, PENALTIES, stops=(4,), biases=((2, 1.5), (3, -0.5))),
+    Request(1, 5, 4, PENALTIES, stops=(5,), biases=((1, 9.0), (3, -0.5))),  # token 1 is in prompt and answer
     Request(10, 3, 2, {"flags": URGENT}),
     Request(9, 1, 2, {"temperature": 0.7, "seed": 9}),
     Request(4, 2, 20, {"time_ms": 1}),
@@ -135,8 +135,9 @@ class Nic:
     def _ring(self, window: Any, request: Request) -> None:
         slot, at = request.slot, request.slot * MODEL.context
         biases = np.array([(token, np.float32(bias).view(np.uint32)) for token, bias in request.biases], np.uint32)
-        words = [*range(request.prompt_len), *request.stops, *biases.reshape(-1)]
-        window.arena[at : at + len(words)] = np.array(words) % MODEL.vocab if not request.biases else words
+        prompt = 1 + 3 * (np.arange(request.prompt_len) % 4)
+        words = [*prompt, *request.stops, *biases.reshape(-1)]
+        window.arena[at : at + len(words)] = words
         record = window.request[slot]
         values = dict.fromkeys(record, 0) | {
             "prompt_at": at,

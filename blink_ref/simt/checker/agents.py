@@ -52,7 +52,7 @@ class Agent:
 
 
 class Meeting:
-    """Where a fixed number of agents wait for each other, again and again, each time at one place of the source."""
+    """Where so many agents wait for each other, again and again, each time at one place of the source."""
 
     def __init__(self, explorer: Explorer, lines: Lines, n: int, who: str) -> None:
         self._explorer, self._lines, self._n, self._who = explorer, lines, n, who
@@ -92,11 +92,8 @@ class Meeting:
             raise self._passed_by(self._waiting, agent)
 
     def _check_place(self, first: Agent, agent: Agent) -> None:
-        assert first.waits_at is not None and agent.waits_at is not None
         if parting := self._lines.parting(first.waits_at, agent.waits_at):
-            places = [
-                Place(who.name, "waits at", line) for who, line in zip((first, agent), parting, strict=True)
-            ]
+            places = [Place(who.name, "waits at", line) for who, line in zip((first, agent), parting, strict=True)]
             raise Divergence(
                 f"lanes of {self._who} wait for each other at different places",
                 places,

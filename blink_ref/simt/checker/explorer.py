@@ -7,7 +7,6 @@ meet (barriers, exchanges, ordered accesses, :func:`~..vocabulary.relax`), and n
 import contextlib
 import random
 import sys
-import threading
 from typing import TYPE_CHECKING
 
 from ..on_python import Abandoned

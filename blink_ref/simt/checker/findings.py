@@ -1,4 +1,4 @@
-"""What the checker reports: each finding is an exception, whose text names lines and lanes, and what would help."""
+"""What the checker reports: each finding is an exception, whose text names lines, lanes and a mend."""
 
 from typing import Any, NamedTuple
 

@@ -14,6 +14,7 @@ from .. import vocabulary
 WORDS = vars(vocabulary)
 """The globals of a frame that runs a word's body."""
 
+
 class Line(NamedTuple):
     """A line of source."""
 
@@ -56,8 +57,7 @@ class Lines:
         code, line = self._places[number]
         return Line(code.co_filename, line, code.co_name)
 
-
-    def parting(self, one: FrameType, other: FrameType) -> tuple[Line, Line] | None:
+    def parting(self, one: FrameType | None, other: FrameType | None) -> tuple[Line, Line] | None:
         """Where the ways to two frames part, seen from the launch; None if they are one way."""
         if _same_way(one, other):
             return None

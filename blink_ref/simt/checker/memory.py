@@ -135,5 +135,7 @@ class Record:
 def watch(run: Run, name: str, array: np.ndarray, written: bool = True, is_arena: bool = False) -> Any:
     """An array of a launch, watched under a name; `written`: whether what is in it may be read."""
     if array.dtype.names:
-        return Records({field: watch(run, f"{name}.{field}", array[field], written) for field in array.dtype.names})
+        return Records(
+            {field: watch(run, f"{name}.{field}", array[field], written) for field in array.dtype.names}
+        )
     return Watched(array, Shadow.of(Whole(run, name, array.shape, is_arena), written))

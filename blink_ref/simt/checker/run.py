@@ -47,7 +47,7 @@ def check(
     `seed` decides the interleaving, and the same seed gives the same one again. `outside` are agents
     beside the grid, such as a NIC. What the arrays among `args` hold may be read, but for those in
     `unwritten`; the blocks' arenas hold nothing. Raises the first :class:`.findings.Finding`, or what
-    the device function raised.
+    the device function raised; ValueError where two arrays overlap.
     """
     outside = list(outside)
     lines = Lines(*map(vars, (agents, explorer, memory)))
@@ -85,7 +85,7 @@ def check(
 
 
 def _first_fault(failure: BaseException | None, suspicion: Unwritten | None) -> BaseException | None:
-    """A read of unwritten memory is what led to a later failure, unless that is the race with the writes it missed."""
+    """A read of unwritten memory comes before what follows from it, but for the race with the write it missed."""
     if suspicion is None or (isinstance(failure, Race) and failure.array == suspicion.array):
         return failure
     return suspicion
@@ -128,6 +128,7 @@ class _Arrays:
         self.run = run
         self._unwritten = {_where(array) for array in unwritten}
         self._watched: dict[Any, Any] = {}
+        self._known: list[tuple[str, np.ndarray]] = []
 
     def watch(self, name: str, value: Any, is_arena: bool = False) -> Any:
         """`value`, with every array in it watched; in an arena nothing is written yet."""
@@ -139,6 +140,12 @@ class _Arrays:
             return value
         where = _where(value)
         if where not in self._watched:
+            for other, array in self._known:
+                if np.may_share_memory(value, array) and np.shares_memory(value, array):
+                    raise ValueError(
+                        f"{name} and {other} are parts of one array; pass the array, or copy one of them"
+                    )
+            self._known.append((name, value))
             written = not is_arena and where not in self._unwritten
             self._watched[where] = watch(self.run, name, value, written, is_arena)
         return self._watched[where]

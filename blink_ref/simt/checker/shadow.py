@@ -15,7 +15,7 @@ from .agents import Agent
 from .explorer import Explorer
 from .findings import Place, Race, Unwritten
 from .lines import Lines
-from .words import PLAIN, Access, Order, Word
+from .words import PLAIN, Access, Order, Word, commute
 
 NEVER = -1
 """The moment of a write that has not been."""
@@ -54,6 +54,8 @@ class Attempt(NamedTuple):
     line: int
     write: bool
     scope: int = PLAIN
+    word: str = ""
+    """the ordered word that makes it"""
 
 
 class Elements(NamedTuple):
@@ -118,7 +120,7 @@ class Shadow:
 
     def load(self, key: Any, line: int, order: Order, scope: int) -> None:
         """The load of an ordered word; an atomic one is checked as the store that it will be."""
-        attempt = Attempt(self._run.explorer.running, line, order.is_atomic, scope)
+        attempt = Attempt(self._run.explorer.running, line, order.is_atomic, scope, order.word)
         word = self._checked_word(key, attempt)
         self._note(word.loads, LOADS, attempt)
         if order.acquires:
@@ -126,7 +128,7 @@ class Shadow:
 
     def store(self, key: Any, line: int, order: Order, scope: int) -> None:
         """The store of an ordered word."""
-        attempt = Attempt(self._run.explorer.running, line, True, scope)
+        attempt = Attempt(self._run.explorer.running, line, True, scope, order.word)
         word = self._checked_word(key, attempt)
         self._note(word.stores, STORES, attempt)
         self._of.when[key] = max(self._of.when[key], 0)
@@ -135,7 +137,8 @@ class Shadow:
     def _note(self, accesses: dict[int, Access], kind: int, attempt: Attempt) -> None:
         agent = attempt.agent
         self.whole.counts[agent.index][kind] += 1
-        accesses[agent.index] = Access(agent, int(agent.clock[agent.index]), attempt.line, attempt.scope)
+        moment = int(agent.clock[agent.index])
+        accesses[agent.index] = Access(agent, moment, attempt.line, attempt.scope, attempt.word)
 
     def _checked_word(self, key: Any, attempt: Attempt) -> Word:
         """An element's word, after a check of an ordered access against all others."""
@@ -172,10 +175,10 @@ class Shadow:
         numbers = self._of.word[key]
         for number in np.extract(numbers, numbers):
             word = self.whole.words[number - 1]
-            if found := word.unordered(attempt.agent, attempt.write, attempt.scope):
-                access, is_store = found
+            if found := word.unordered(attempt.agent, attempt.write, attempt.scope, attempt.word):
+                (agent, _, line, scope, name), is_store = found
                 place = np.extract(numbers == number, self._of.place[key])[0]
-                raise self._race(place, attempt, Attempt(access.agent, access.line, is_store, access.scope))
+                raise self._race(place, attempt, Attempt(agent, line, is_store, scope, name))
             if attempt.write and attempt.scope == PLAIN:
                 word.forget()
 
@@ -196,6 +199,8 @@ class Shadow:
 def _advice(one: Attempt, other: Attempt) -> str:
     """What would order two accesses."""
     reach = one.agent.distance(other.agent)
+    if not commute(one.word, other.word):
+        return "an add and a max give another result in the other order, and nothing orders the two"
     if PLAIN not in (one.scope, other.scope):
         name = {BLOCK: "BLOCK", GPU: "GPU"}.get(reach, "SYSTEM")
         return f"both are ordered, but one in too narrow a scope: from one to the other it takes {name}"

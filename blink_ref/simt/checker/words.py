@@ -16,18 +16,22 @@ PLAIN = -1
 class Order(NamedTuple):
     """What a word of the vocabulary does to its element. Its store, if it has one, releases."""
 
+    word: str
     acquires: bool
     is_atomic: bool = False
     """it loads and stores in one step"""
 
 
 ORDERS = {
-    "load_relaxed": Order(acquires=False),
-    "load_acquire": Order(acquires=True),
-    "store_release": Order(acquires=False),
-    "atomic_add": Order(acquires=True, is_atomic=True),
-    "atomic_max": Order(acquires=True, is_atomic=True),
-    "atomic_cas": Order(acquires=True, is_atomic=True),
+    order.word: order
+    for order in (
+        Order("load_relaxed", acquires=False),
+        Order("load_acquire", acquires=True),
+        Order("store_release", acquires=False),
+        Order("atomic_add", acquires=True, is_atomic=True),
+        Order("atomic_max", acquires=True, is_atomic=True),
+        Order("atomic_cas", acquires=True, is_atomic=True),
+    )
 }
 """By the word in whose body an access stands."""
 
@@ -37,6 +41,11 @@ def scope_of(frame: FrameType) -> int:
     return int(frame.f_locals["scope"])
 
 
+def commute(word: str, other: str) -> bool:
+    """Whether two words may come in either order: an add and a max leave another value."""
+    return {word, other} != {"atomic_add", "atomic_max"}
+
+
 class Access(NamedTuple):
     """An agent's last ordered load, or store, of an element."""
 
@@ -44,6 +53,7 @@ class Access(NamedTuple):
     moment: int
     line: int
     scope: int
+    word: str
 
 
 class Word:
@@ -55,13 +65,14 @@ class Word:
         self._released: list[tuple[Agent, int, np.ndarray]] = []
         """who released the value that is there now, with which scope, and all that came before it"""
 
-    def unordered(self, agent: "Agent", write: bool, scope: int) -> tuple[Access, bool] | None:
-        """An access, and whether it is a store, that races with one by `agent` in a scope, or PLAIN."""
+    def unordered(self, agent: "Agent", write: bool, scope: int, word: str) -> tuple[Access, bool] | None:
+        """An access that races with one by `agent`, and whether it is a store. Scope PLAIN: it has no order."""
         for is_store, accesses in ((True, self.stores), (False, self.loads)):
             if is_store or write:
                 for access in accesses.values():
                     unseen = access.moment > agent.clock[access.agent.index]
-                    if unseen and min(scope, access.scope) < agent.distance(access.agent):
+                    reached = min(scope, access.scope) >= agent.distance(access.agent)
+                    if unseen and not (reached and commute(word, access.word)):
                         return access, is_store
         return None
 
@@ -72,7 +83,7 @@ class Word:
                 np.maximum(agent.clock, clock, out=agent.clock)
 
     def release(self, agent: "Agent", scope: int, keeps: bool) -> None:
-        """`agent` hands on all that it did and saw; `keeps`: so do those whose value it has changed in one step."""
+        """`agent` hands on all that it did and saw; if it `keeps` what it found, so do those before it."""
         kept = [each for each in self._released if keeps and each[0] is not agent]
         self._released = [*kept, (agent, scope, agent.clock.copy())]
         agent.tick()
