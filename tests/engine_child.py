@@ -69,8 +69,9 @@ class Client:
         self.reasons: dict[Handle, int] = {}
 
     def submit(self, request: Request) -> Handle:
-        """Put a request into the ring."""
-        handle = self.nic.submit(*request)
+        """Put a request without filters into the ring."""
+        prompt, *parameters = request[:5]
+        handle = self.nic.submit(prompt, *parameters)
         self.tokens[handle] = []
         return handle
 

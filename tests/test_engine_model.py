@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from blink_ref import simt
 from blink_ref.config import cache_dir
-from blink_ref.engine import memory
 from blink_ref.engine.forward import forward
 from blink_ref.kernels import sampling
 from blink_ref.kernels.logits import LOWEST
-from blink_ref.kvcache import pages
+from blink_ref.kvcache.pages import pages_spec
 from blink_ref.model.config import ModelConfig
 from blink_ref.model.reference import Reference
 from blink_ref.model.weights import Weights
@@ -59,22 +58,17 @@ class Steps:
     """``forward`` called by hand on one sequence; every row wants a sample."""
 
     def __init__(self, model, target="cpu", blocks=2, rows=64, page_size=16):
-        config, weights = model
-        self.config, self.settings = config, chosen(config, target, blocks=blocks)
-        shape, context = (config.layers, config.kv_heads, config.head_dim), min(config.context, 1024)
-        count = pages.pages_spec(context, page_size) + 3
-        self.cache = pages.allocate(*shape, 1, context, count, page_size)
-        self.cache.keys.fill(np.nan)
-        self.cache.values.fill(np.nan)
-        self.cache.table[:] = np.random.default_rng(0).permutation(count)[:-3]
-        _, _, self.plan = state.allocate(1, rows, rows)
-        self.model = memory.device_model(config, weights, context)
-        self.act = memory.activations(config, rows, rows)
+        config, context = model[0], min(model[0].context, 1024)
+        count = pages_spec(context, page_size) + 3
+        sizes = {"slots": 1, "rows": rows, "running": rows, "context": context}
+        self.settings = chosen(config, target, blocks=blocks, pages=count, page_size=page_size, **sizes)
+        self.bench = Bench(model, self.settings)
+        self.bench.cache.table[:] = np.random.default_rng(0).permutation(count)[:-3]
         self.done = 0
 
     def step(self, ids, temperature=0.0, seed=0):
         """Compute the next positions; returns their logits [T, V] and the tokens drawn after each."""
-        n, plan = len(ids), self.plan
+        n, plan, act = len(ids), self.bench.plan, self.bench.act
         plan.count[state.ROWS] = plan.count[state.SAMPLES] = n
         plan.slot[:n] = 0
         plan.token[:n] = ids
@@ -82,13 +76,13 @@ class Steps:
         plan.sample_row[:n] = np.arange(n)
         plan.draw[:n] = plan.position[:n] + 1
         plan.temperature[:n], plan.seed[:n], plan.best[:n] = temperature, seed, LOWEST
-        for buffer in self.act:
-            buffer.fill(np.nan)
-        s, arguments = self.settings, (plan, self.model, self.cache, self.act)
+        for buffer in act:
+            buffer.fill(np.nan if buffer.dtype == np.float32 else 0)
+        s, arguments = self.settings, self.bench.args[:-1]
         simt.launch(forward, s.blocks, s.lanes, *arguments, target=s.target, shared=s.shared)
         self.done += n
-        vocab = self.config.vocab
-        logits = self.act.logits[: n * vocab].reshape(n, vocab).copy()
+        vocab = self.bench.config.vocab
+        logits = act.logits[: n * vocab].reshape(n, vocab).copy()
         return logits, [rank_index(key) for key in plan.best[:n].tolist()]
 
 

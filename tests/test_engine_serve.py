@@ -125,9 +125,9 @@ def test_a_request_fills_the_context_to_its_last_position():
 def test_requests_join_and_leave_between_steps():
     """One arrives when another is half done, and one that comes last ends first."""
     made, early, late = Bench(small(), chosen(SMALL)), Request((1, 2), 20, 0.7, 1, True), Request((3,), 3)
-    made.desk.ring(0, *early)
+    early.ring(made.desk, 0)
     made.run(8)
-    made.desk.ring(1, *late)
+    late.ring(made.desk, 1)
     made.run(5)
     made.desk.read()
     assert [made.desk.busy(), len(made.desk.answers[0].tokens)] == [[0], 12]
@@ -191,21 +191,21 @@ def debug(tmp_path, commands):
 
 def test_a_debugger_stops_in_the_scheduler_and_prints_a_slot(tmp_path):
     source, first = inspect.getsourcelines(admit.start.python)
-    line = first + next(n for n, text in enumerate(source) if "cache.count[FREE_PAGES] -=" in text)
+    line = first + next(n for n, text in enumerate(source) if "queue.count[FOUND] +=" in text)
     said = debug(
         tmp_path,
         [
             f"break {admit.__file__}:{line}",
             "continue",
             "print('prompt', slots.prompt_len[slot], 'of slot', slot)",
-            "up 2",  # past the call of the device function
+            "up 8",  # decide, admit, schedule, serve, and before each the call of the device function
             "print('block', block.id, 'of', block.blocks)",
             "clear 1",
             "continue",
         ],
     )
     assert "Breakpoint 1 at" in said
-    assert "-> cache.count[FREE_PAGES] -= i32(need)" in said
+    assert "-> queue.count[FOUND] += done" in said
     assert "prompt 3 of slot 5" in said
     assert "block 0 of 2" in said
     assert "tokens 2" in said, "and the program goes on to its end"
