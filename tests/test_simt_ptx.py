@@ -31,6 +31,7 @@ from blink_ref.simt.vocabulary import (
     dot,
     exp,
     f32,
+    f32_of_bits,
     fp16,
     i32,
     i64,
@@ -51,6 +52,7 @@ from blink_ref.simt.vocabulary import (
     row_mix,
     store_release,
     thread_id,
+    u32,
     warp_barrier,
     warp_id,
     warp_width,
@@ -79,7 +81,7 @@ def compiled(fn, *types, lanes=128, cc=(9, 0)):
 @device
 def use_every_word(block, floats, halves, stored, words, longs):
     i = i64(warp_id()) * warp_width() + lane_id() + thread_id() + warps() + block_threads()
-    floats[i] = bf16(stored[i]) + fp16(halves[i]) + widen(stored[i])
+    floats[i] = bf16(stored[i]) + fp16(halves[i]) + widen(stored[i]) + f32_of_bits(u32(words[i]))
     barrier()
     warp_barrier()
     floats[i] += lane_sum(floats[i]) + lane_max(floats[i]) + lane_broadcast(floats[i], 3)

@@ -79,4 +79,4 @@ def forward(block, window, slots, queue, plan, paused, sampling, cache, model, a
     if filtered and not interrupted:
         draw_filtered(block, plan, samples, slots, sampling, model, act)
         grid_barrier(block)
-    stamp(plan, DRAWN, timed >= 0)
+    stamp(plan, DRAWN, timed >= 0 and not interrupted)

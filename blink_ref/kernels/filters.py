@@ -142,10 +142,10 @@ def bar_of_top_k(block, bits, vocab, end, top_k):
     """
     bar, above = i64(KEY_OF_NEVER + 1), i64(0)
     if top_k > 0:
-        inside = count(block, bits, vocab, bar, end)  # from `bar` to below `end`; those above are `above`
+        inside = count_between(block, bits, vocab, bar, end)  # from `bar` to below `end`; those above are `above`
         while inside + above > top_k and inside > 1 and end - bar > 1:
             middle = bar + ((end - bar) >> 1)
-            n = count(block, bits, vocab, middle, end)
+            n = count_between(block, bits, vocab, middle, end)
             if above + n >= top_k:
                 bar, inside = middle, n
             else:
@@ -172,7 +172,7 @@ def draw_from(block, plan, s, adjusted, bits, vocab, bar, likeliest):
 
 
 @device
-def count(block, bits, vocab, first, end):
+def count_between(block, bits, vocab, first, end):
     """How many tokens have an :func:`order` from `first` to below `end`. All lanes of one block."""
     n = i64(0)
     token = i64(thread_id())

@@ -69,7 +69,7 @@ def order_spec(arrival: int, priority: int, urgent: bool, slot: int) -> int:
 
 @device
 def look_around(window, slots, queue, sampling, cache, context, vocab):
-    """Take in what has rung, and mark what is to end. All lanes of one block; ends with a barrier."""
+    """Take in what has rung, and mark what is to end. All lanes of one block; lane 0 is the last."""
     if thread_id() == 0:
         # before the doorbells: those that it counts have rung, and the scan sees them
         queue.count[URGENT_RUNG] = i64(urgent_seen(window))
@@ -90,7 +90,6 @@ def look_around(window, slots, queue, sampling, cache, context, vocab):
             slot = i64(queue.rung[place])
             window.state[slot] = u32(READY)
             event(window, queue, EVENT_ARRIVE, slot, slots.prompt_len[slot])
-    barrier()
 
 
 @device

@@ -59,7 +59,7 @@ def watch(window, queue, plan, layer, layers):
 
 @device
 def put_aside(window, slots, queue, plan, paused):
-    """The plan was interrupted: keep it for later. All lanes of the scheduler's block; ends with a barrier."""
+    """The plan was interrupted: keep it for later. All lanes of the scheduler's block; lane 0 is the last."""
     copy_plan(plan, paused.plan)
     barrier()
     if thread_id() == 0:
@@ -76,12 +76,11 @@ def put_aside(window, slots, queue, plan, paused):
         queue.count[PAUSED] = 1
         queue.count[PAUSES] += 1
         event(window, queue, EVENT_PAUSE, i64(0), plan.count[INTERRUPTED])
-    barrier()
 
 
 @device
 def bring_back(window, queue, plan, paused):
-    """The paused plan goes on. All lanes of the scheduler's block; ends with a barrier."""
+    """The paused plan goes on. All lanes of the scheduler's block; lane 0 is the last."""
     copy_plan(paused.plan, plan)
     barrier()
     if thread_id() == 0:
@@ -95,7 +94,6 @@ def bring_back(window, queue, plan, paused):
         queue.count[STREAK] = 0
         queue.count[PAUSED] = 0
         event(window, queue, EVENT_RESUME, i64(0), plan.count[FIRST_LAYER])
-    barrier()
 
 
 @device

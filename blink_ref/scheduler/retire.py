@@ -20,7 +20,7 @@ from ..ring.layout import (
     TOKEN,
 )
 from ..simt import device
-from ..simt.vocabulary import barrier, divide, i32, i64, rank_index, thread_id, u32
+from ..simt.vocabulary import divide, i32, i64, rank_index, thread_id, u32
 from .arrivals import mark_ending
 from .residence import leave_batch, release_pages, show_free, show_page
 from .sight import LOOKED, show_step, stamp
@@ -56,7 +56,7 @@ def publish(window, slots, queue, plan, cache, sampling, model, act):
     """Send the step's tokens, file the pages it filled, and mark the requests it ends. All lanes of one block.
 
     One lane does it, in the order of the chunks. The plan saw to it that the outboxes have room. What
-    the step did for a request that has ended meanwhile is dropped. Ends with a barrier.
+    the step did for a request that has ended meanwhile is dropped. No barrier.
     """
     if thread_id() == 0 and plan.count[CHUNKS] > 0:
         show_step(window, queue, plan, model.layers)
@@ -71,7 +71,6 @@ def publish(window, slots, queue, plan, cache, sampling, model, act):
             empty_limbo(cache)
     if thread_id() == 0:
         stamp(plan, LOOKED, True)
-    barrier()
 
 
 @device

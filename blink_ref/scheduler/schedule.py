@@ -62,7 +62,6 @@ def schedule(window, slots, queue, plan, paused, sampling, cache, model, act, co
         look_around(window, slots, queue, sampling, cache, context, model.vocab)
         if thread_id() == 0:
             end_requests(window, slots, queue, cache)
-        barrier()
         admit(window, slots, queue, cache, sampling, model.vocab)
         make_plan(window, slots, queue, plan, paused, sampling, cache)
         if thread_id() == 0:
