@@ -112,6 +112,9 @@ class Memory:
 class Bench:
     """The persistent kernel and all it works on; what nothing may read is NaN."""
 
+    seed: int | None = None
+    """for the `python` target: run under the checker, with this seed"""
+
     def __init__(self, model: tuple[ModelConfig, Weights], chosen: Settings, **layout) -> None:
         config, weights = model
         self.config, self.settings = config, chosen
@@ -133,7 +136,8 @@ class Bench:
         """Launch for up to `steps` steps (0 = as many as it takes), until there is nothing to do."""
         s = self.settings
         bounds = steps, patience
-        simt.launch(serve, s.blocks, s.lanes, *self.args, *bounds, target=s.target, shared=s.shared)
+        options = {"check": True, "seed": self.seed} if self.seed is not None else {}
+        simt.launch(serve, s.blocks, s.lanes, *self.args, *bounds, target=s.target, shared=s.shared, **options)
 
     def interrupt(self, *layers: int) -> None:
         """From now on, interrupt best-effort steps before these layers (see :func:`interruptible`)."""

@@ -79,8 +79,10 @@ class History(RuleBasedStateMachine):
     """
 
     target = "cpu"
+    checked = False
 
     @initialize(
+        seed=st.integers(0, 1000),
         blocks=st.integers(1, 3),
         pages=st.integers(3, 14),
         page_size=st.sampled_from([1, 3, 4, 16]),
@@ -90,7 +92,7 @@ class History(RuleBasedStateMachine):
         outbox=st.sampled_from([2, 4, 8, 64]),
         sharing=st.booleans(),
     )
-    def start(self, blocks, pages, page_size, running, reserved, spare_rows, outbox, sharing):
+    def start(self, seed, blocks, pages, page_size, running, reserved, spare_rows, outbox, sharing):
         made = chosen(
             SMALL,
             self.target,
@@ -105,6 +107,7 @@ class History(RuleBasedStateMachine):
             sharing=sharing,
         )
         self.made = Bench(small(), made, outbox=outbox, workers=WORKERS, arena=SLOTS * 32 // WORKERS, events=64)
+        self.made.seed = seed if self.checked else None
         self.asked: dict[int, Request] = {}
         self.cancelled: set[int] = set()
 
@@ -211,9 +214,9 @@ class History(RuleBasedStateMachine):
             self.settle(slot)
 
 
-def run_histories(target, examples, steps):
+def run_histories(target, examples, steps, checked=False):
     """Hypothesis finds the shortest history that breaks something."""
-    machine = type("History", (History,), {"target": target})
+    machine = type("History", (History,), {"target": target, "checked": checked})
     run_state_machine_as_test(
         machine, settings=settings(max_examples=examples, stateful_step_count=steps, deadline=None)
     )
@@ -221,6 +224,10 @@ def run_histories(target, examples, steps):
 
 def test_any_history_on_the_cpu_gives_each_request_what_it_gets_alone():
     run_histories("cpu", EXAMPLES, 50)
+
+
+def test_any_history_has_no_race_and_reads_nothing_that_nobody_wrote():
+    run_histories("python", max(1, EXAMPLES // 100), 10, checked=True)
 
 
 @pytest.mark.cuda
