@@ -122,12 +122,13 @@ def test_logits_of_a_1b_shape_agree_with_transformers_in_float32(model):
     window = Window.create(memory.window_layout(config, chosen))
     view = memory.device_window(window.nic, window.gpu, window.layout)
     args = cuda_memory.place(memory.arguments(config, weights, chosen, view), window)
+    *_, act, _ = args
     prompt = np.random.default_rng(0).integers(0, config.vocab, CONTEXT).tolist()
     nic = Nic(Window.open(window.path))
     nic.submit(prompt, 1, ignore_eos=True)
     start(serve, chosen.blocks, chosen.lanes, *args, 0, 3, target="cuda", shared=chosen.shared).wait()
     window.unlink()
-    ours = args[6].logits.copy_to_host()[: config.vocab]
+    ours = act.logits.copy_to_host()[: config.vocab]
     peer = shapes.transformers_model(config, weights, flat, torch, transformers)
     with torch.no_grad():
         theirs = peer(torch.tensor([prompt], device="cuda")).logits[0, -1].cpu().numpy()

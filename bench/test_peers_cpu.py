@@ -1,7 +1,8 @@
 """This project beside llama.cpp and transformers on the CPU: SmolLM2, the same work, in turns in one run.
 
 ``make bench`` runs it where the peers are installed, and prints the medians. The engines take turns, so that a
-busy machine is busy for all of them; the read bandwidth is measured in the same turns.
+busy machine is busy for all of them; the read bandwidth is measured in the same turns. Each turn has new prompts,
+so that no engine finds one in its cache.
 """
 
 import statistics
@@ -26,7 +27,14 @@ pytestmark = pytest.mark.timeout(1200)
 
 ROUNDS = 3
 PROMPT, TOKENS, BATCH = 64, 64, 8
-PROMPTS = np.random.default_rng(0).integers(3, 49152, (BATCH, 256)).tolist()
+VOCAB = 49152
+
+draw = np.random.default_rng(0)
+
+
+def new_prompts(batch: int, prompt: int) -> peers.Prompts:
+    """Prompts of token ids that have not been seen before."""
+    return draw.integers(3, VOCAB, (batch, prompt)).tolist()
 
 
 class Field:
@@ -58,22 +66,24 @@ class Turns:
     def __init__(self, benchmark, field: Field, show) -> None:
         self.benchmark, self.field, self.show = benchmark, field, show
 
-    def __call__(self, llama: peers.LlamaCpp, prompts, tokens: int, **figures) -> None:
-        """`figures` are functions of a :class:`peers.Run`, by name."""
+    def __call__(self, llama: peers.LlamaCpp, batch: int, prompt: int, tokens: int, **figures) -> None:
+        """`batch` prompts of `prompt` tokens; `figures` are functions of a :class:`peers.Run`, by name."""
         seen = {name: {} for name in figures}
         bandwidths = []
 
-        def turn(peer):
+        def turn(peer, prompts):
             run = peer.run(prompts, tokens)
             for name, figure in figures.items():
                 seen[name].setdefault(peer.name, []).append(figure(run))
 
         def others():
+            prompts = new_prompts(batch, prompt)
             bandwidths.append(self.field.bandwidth())
-            turn(llama)
-            turn(self.field.transformers)
+            turn(llama, prompts)
+            turn(self.field.transformers, prompts)
+            return (self.field.ours, prompts), {}
 
-        self.benchmark.pedantic(turn, args=(self.field.ours,), setup=others, rounds=ROUNDS)
+        self.benchmark.pedantic(turn, setup=others, rounds=ROUNDS)
         bandwidth = statistics.median(bandwidths)
         self.benchmark.extra_info.update(threads=self.field.threads, bytes_per_s=bandwidth, each=seen)
         lines = [f"{self.benchmark.name}, read bandwidth {bandwidth / 1e9:.1f} GB/s"]
@@ -82,20 +92,16 @@ class Turns:
                 median = statistics.median(values)
                 self.benchmark.extra_info.setdefault(name, {})[peer] = median
                 lines.append(f"  {name:28} {peer:13} {median:7.1f}  ({min(values):.1f} to {max(values):.1f})")
-        self.show("\n".join(lines))
+        self.show(*lines)
 
 
 @pytest.fixture
-def in_turns(benchmark, field, capsys):
-    def show(text):
-        with capsys.disabled():
-            print(f"\n{text}")
-
+def in_turns(benchmark, field, show):
     return Turns(benchmark, field, show)
 
 
 def test_decode_of_one_request(in_turns, field):
-    in_turns(field.llama, [PROMPTS[0][:PROMPT]], TOKENS, tokens_per_s=lambda run: run.decode)
+    in_turns(field.llama, 1, PROMPT, TOKENS, tokens_per_s=lambda run: run.decode)
     info = in_turns.benchmark.extra_info
     ours = info["tokens_per_s"]["blink_ref"]
     info["times_llama_cpp"] = ours / info["tokens_per_s"]["llama.cpp"]
@@ -105,7 +111,8 @@ def test_decode_of_one_request(in_turns, field):
 def test_a_batch_of_eight(in_turns, field):
     in_turns(
         field.llama_of_a_batch,
-        [prompt[:PROMPT] for prompt in PROMPTS],
+        BATCH,
+        PROMPT,
         TOKENS,
         tokens_per_s=lambda run: BATCH * TOKENS / run.wall,
         tokens_per_s_in_decode=lambda run: run.decode,
@@ -114,11 +121,11 @@ def test_a_batch_of_eight(in_turns, field):
 
 @pytest.mark.parametrize("prompt", [64, 256])
 def test_prefill(in_turns, field, prompt):
-    in_turns(field.llama, [PROMPTS[0][:prompt]], 1, tokens_per_s=lambda run: prompt / run.first)
+    in_turns(field.llama, 1, prompt, 1, tokens_per_s=lambda run: prompt / run.first)
 
 
 def test_the_engines_answer_with_the_same_tokens(field):
-    prompt = PROMPTS[0][:PROMPT]
+    (prompt,) = new_prompts(1, PROMPT)
     (ours,) = field.ours.run([prompt], TOKENS).answers
     (theirs,) = field.transformers.run([prompt], TOKENS).answers
     assert ours == theirs == field.llama.ids(prompt, TOKENS)

@@ -1,5 +1,11 @@
-"""Steps of the persistent kernel on the CPU: decode and prefill, launched in bounded pieces by hand."""
+"""Steps of the persistent kernel on the CPU: decode and prefill, launched in bounded pieces by hand.
 
+No two prompts are alike, so that none is found in the cache.
+"""
+
+import itertools
+
+import numpy as np
 import pytest
 
 from tests.engine_bench import Bench, chosen, load
@@ -20,11 +26,14 @@ def engine(model: str, threads: int) -> Bench:
     return Bench((config, weights), chosen(config, blocks=threads, context=512, pages=320))
 
 
+seeds = itertools.count()
+
+
 def ring(bench: Bench, slots: int, prompt: int, tokens: int) -> None:
-    """Ask for `tokens` tokens in each of the first slots, after a prompt of `prompt` tokens."""
-    ids = [3 + i % (bench.config.vocab - 3) for i in range(0, 7 * prompt, 7)]
+    """Ask for `tokens` tokens in each of the first slots, after a new prompt of `prompt` tokens."""
+    draw = np.random.default_rng(next(seeds))
     for slot in range(slots):
-        bench.desk.ring(slot, ids, tokens, ignore_eos=True)
+        bench.desk.ring(slot, draw.integers(3, bench.config.vocab, prompt).tolist(), tokens, ignore_eos=True)
 
 
 @models
