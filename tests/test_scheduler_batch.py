@@ -7,107 +7,153 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blink_ref import simt
-from blink_ref.ring.layout import LENGTH
-from blink_ref.scheduler.batch import RECORDS_A_SAMPLE, chunks_spec, make_plan
-from blink_ref.scheduler.state import CHUNKS, ROWS, RUNNING, SAMPLES, allocate
+from blink_ref.ring.layout import DECODE, LENGTH, PREFILL
+from blink_ref.scheduler import state
+from blink_ref.scheduler.batch import chunks_spec, make_plan
+from blink_ref.scheduler.residence import RECORDS_A_SAMPLE, join_batch, take_page
 from blink_ref.simt import device
+from blink_ref.simt.vocabulary import barrier, thread_id
 
 targets = pytest.mark.parametrize("target", TARGETS)
-RUNNING_AT_MOST = 6
+MOST, CONTEXT = 6, 64
 
 
 @device
-def plan_alone(block, window, slots, queue, plan, vocab):
-    make_plan(block, window, slots, queue, plan, vocab)
+def plan_alone(block, window, slots, queue, plan, paused, sampling, cache, joining):
+    """Let slots with what they have done join the batch with the pages for it, and plan."""
+    if thread_id() == 0:
+        for n in range(joining.shape[0]):
+            while slots.pages[joining[n]] * cache.page_size < slots.done[joining[n]]:
+                take_page(window, slots, queue, cache, joining[n])
+            join_batch(slots, queue, joining[n])
+    barrier()
+    make_plan(window, slots, queue, plan, paused, sampling, cache)
 
 
-def bench(rows, **layout):
-    return Bench(small(), chosen(SMALL, rows=rows, running=RUNNING_AT_MOST), **layout)
+def bench(rows, pages=200, **layout):
+    sizes = {"rows": rows, "running": MOST, "pages": pages, "page_size": 4, "context": CONTEXT}
+    return Bench(small(), chosen(SMALL, **sizes), **layout)
 
 
-def run_requests(made, requests):
-    """Put (slot, prompt length, positions done) among the running, as if they had come that far."""
-    for n, (slot, prompt, done) in enumerate(requests):
-        made.queue.running[n] = slot
-        made.slots.prompt_at[slot] = slot * SMALL.context
-        made.slots.prompt_len[slot] = prompt
-        made.slots.done[slot] = done
-        made.slots.last[slot] = 40 + slot
-        made.slots.temperature[slot] = slot / 8
-        made.slots.seed[slot] = 2**63 + slot
-    made.queue.count[RUNNING] = len(requests)
-    made.window.nic["arena"][:] = np.arange(made.window.nic["arena"].size) % 39
+def planned(made, requests, target):
+    """Chunks (slot, rows) of a step of requests (slot, prompt length, known, done)."""
+    slots = made.slots
+    for n, (slot, prompt, known, done) in enumerate(requests):
+        slots.prompt_len[slot], slots.known[slot], slots.done[slot] = prompt, known, done
+        slots.state[slot] = DECODE if known > prompt else PREFILL
+        slots.limit[slot] = CONTEXT
+        slots.taken[slot] = 70 + slot
+        slots.order[slot] = n << 16 | slot
+        slots.token[slot] = (slot * CONTEXT + np.arange(CONTEXT)) % 39
+        made.sampling.temperature[slot] = slot / 8
+        made.sampling.seed[slot] = 2**63 + slot
+        made.sampling.filtered[slot] = slot % 2
+    joining = np.array([slot for slot, *_ in requests], np.int32)
+    simt.launch(plan_alone, 1, LANES[target], *made.args[:7], joining, target=target)
+    return chunks_of(made)
 
 
-def planned(made, target):
-    simt.launch(
-        plan_alone, 1, LANES[target], made.view, made.slots, made.queue, made.plan, SMALL.vocab, target=target
-    )
-    n = made.queue.count[CHUNKS]
-    return list(zip(made.queue.chunk_slot[:n].tolist(), made.queue.chunk_rows[:n].tolist(), strict=True))
+def chunks_of(made):
+    n = made.plan.count[state.CHUNKS]
+    return list(zip(made.plan.chunk_slot[:n].tolist(), made.plan.chunk_rows[:n].tolist(), strict=True))
 
 
-requests = st.lists(
-    st.tuples(st.integers(0, 15), st.integers(1, 30), st.integers(0, 40)),
-    max_size=RUNNING_AT_MOST,
-    unique_by=lambda request: request[0],
-)
+@st.composite
+def some_requests(draw):
+    """(slot, prompt length, known, done): at any point of prefill, decode, or after a preemption."""
+    found = []
+    for slot in draw(st.lists(st.integers(0, 15), max_size=MOST, unique=True)):
+        prompt = draw(st.integers(1, 30))
+        known = prompt + draw(st.integers(0, 20))
+        found.append((slot, prompt, known, draw(st.sampled_from([0, known - 1, draw(st.integers(0, known - 1))]))))
+    return found
 
 
 @targets
 @settings(max_examples=80, deadline=None)
-@given(requests, st.integers(RUNNING_AT_MOST, 40))
+@given(some_requests(), st.integers(MOST, 40))
 def test_a_plan_deals_its_rows_as_the_spec_says(target, requests, rows):
     made = bench(rows)
-    run_requests(made, requests)
-    expected = chunks_spec([(prompt, done) for _, prompt, done in requests], rows)
-    assert planned(made, target) == [(requests[n][0], count) for n, count in expected]
+    expected = chunks_spec([(known, done) for _, _, known, done in requests], rows)
+    assert planned(made, requests, target) == [(requests[n][0], count) for n, count in expected]
 
-    row, samples = 0, []
-    for n, count in expected:
-        slot, prompt, done = requests[n]
+    plan, row, samples, decoding, filtered = made.plan, 0, [], 0, 0
+    for chunk, (n, count) in enumerate(expected):
+        slot, prompt, known, done = requests[n]
+        assert plan.chunk_row[chunk] == row
+        assert (plan.chunk_first[chunk], plan.chunk_taken[chunk]) == (done, 70 + slot)
+        decoding += done >= prompt
         for position in range(done, done + count):
-            token = (slot * SMALL.context + position) % 39 if position < prompt else 40 + slot
-            got = made.plan.slot[row], made.plan.position[row], made.plan.token[row]
-            assert got == (slot, position, token)
+            got = plan.slot[row], plan.position[row], plan.token[row]
+            assert got == (slot, position, (slot * CONTEXT + position) % 39)
             row += 1
-        if done + count >= prompt:
-            samples.append((row - 1, done + count, np.float32(slot / 8), 2**63 + slot, -(2**63)))
-    assert made.plan.count[ROWS] == row
-    assert made.plan.count[SAMPLES] == len(samples)
-    kept = made.plan.sample_row, made.plan.draw, made.plan.temperature, made.plan.seed, made.plan.best
+        last = done + count == known
+        assert plan.chunk_sample[chunk] == (len(samples) if last else -1)
+        if last:
+            samples.append((row - 1, slot, known, np.float32(slot / 8), 2**63 + slot, -(2**63)))
+            filtered += slot % 2
+        assert made.slots.pages[slot] >= -(-(done + count) // 4), "it has the pages that it writes to"
+    counts = [plan.count[place] for place in (state.ROWS, state.SAMPLES, state.DECODING, state.FILTERED)]
+    assert counts == [row, len(samples), decoding, filtered]
+    kept = plan.sample_row, plan.sample_slot, plan.draw, plan.temperature, plan.seed, plan.best
     assert list(zip(*(array[: len(samples)].tolist() for array in kept), strict=True)) == samples
 
 
-@given(requests, st.integers(RUNNING_AT_MOST, 40))
+@given(some_requests(), st.integers(MOST, 40))
 def test_a_plan_by_the_spec_is_fair_and_full(requests, rows):
-    running = [(prompt, done) for _, prompt, done in requests]
+    running = [(known, done) for _, _, known, done in requests]
     chunks = chunks_spec(running, rows)
     assert len({n for n, _ in chunks}) == len(chunks), "one chunk a request"
-    decoding = {n for n, (prompt, done) in enumerate(running) if done >= prompt}
+    decoding = {n for n, (known, done) in enumerate(running) if known - done == 1}
     assert {n for n, count in chunks if n in decoding and count == 1} == decoding, "every decode row goes along"
-    wanted = sum(1 if done >= prompt else prompt - done for prompt, done in running)
-    assert sum(count for _, count in chunks) == min(rows, wanted)
+    assert sum(count for _, count in chunks) == min(rows, sum(known - done for known, done in running))
 
 
 @targets
 @settings(max_examples=40, deadline=None)
-@given(requests, st.lists(st.integers(0, 8), min_size=2, max_size=2))
+@given(some_requests(), st.lists(st.integers(0, 8), min_size=2, max_size=2))
 def test_a_full_outbox_leaves_out_its_own_workers_slots_and_no_others(target, requests, unread):
-    """Decode rows and last chunks need room for two records each; they get it in order, while it lasts."""
-    made = bench(40, outbox=8, workers=2)
-    run_requests(made, requests)
+    """A sample needs room for two records; slots get it in order, while it lasts."""
+    made = bench(200, outbox=8, workers=2)
     made.view.written[:] = unread
-    chunks = dict(planned(made, target))
-    room = [8 - n for n in unread]
-    for slot, prompt, done in sorted(requests, key=lambda request: request[2] < request[1]):  # decode first
-        worker, left = slot // 8, max(1, prompt - done)
-        if room[worker] < RECORDS_A_SAMPLE:
-            assert slot not in chunks
-        elif slot in chunks and chunks[slot] == left:
-            room[worker] -= RECORDS_A_SAMPLE
-        else:
-            assert sum(chunks.values()) == 40, "only the end of the rows can shorten or drop it"
+    chunks = planned(made, requests, target)
+    room, expected = [8 - n for n in unread], []
+    for slot, _, known, done in requests:
+        if room[slot // 8] >= RECORDS_A_SAMPLE:
+            room[slot // 8] -= RECORDS_A_SAMPLE
+            expected.append((slot, known - done))
+    assert chunks == expected
+
+
+@targets
+@settings(max_examples=60, deadline=None)
+@given(some_requests(), st.integers(MOST, 40), st.integers(0, 12))
+def test_with_too_few_pages_the_first_gets_all_it_wants_and_the_last_give_theirs(target, requests, rows, spare):
+    """Also where the first wants more than is left: whatever the last have is his."""
+    held = sum(-(-done // 4) for *_, done in requests)
+    made = bench(rows, pages=max(held + spare, 16))
+    chunks = dict(planned(made, requests, target))
+    running = made.running()
+    assert running == [slot for slot, *_ in requests if slot in running], "the order stays"
+    gone = [slot for slot, *_ in requests if slot not in running]
+    assert made.queue.count[state.PREEMPTED] == made.queue.count[state.WAITING] == len(gone)
+    for slot in gone:
+        assert made.slots.pages[slot] == made.slots.done[slot] == 0
+        assert slot not in chunks
+    for slot, n in chunks.items():
+        assert made.slots.pages[slot] * 4 >= made.slots.done[slot] + n
+    if requests:
+        slot, _, known, done = requests[0]
+        assert slot in running
+        wants = known - done
+        assert chunks[slot] == (wants if wants == 1 else min(wants, left_for_many(requests, rows)))
+    owned = [page for slot in range(16) for page in made.held_pages(slot)]
+    assert sorted(owned + made.free_pages()) == list(range(made.cache.pages))
+
+
+def left_for_many(requests, rows):
+    """Rows that are left for those who want more than one."""
+    return rows - sum(known - done == 1 for _, _, known, done in requests)
 
 
 def test_prompts_longer_than_a_step_are_computed_in_chunks_beside_decode_rows():
@@ -118,9 +164,9 @@ def test_prompts_longer_than_a_step_are_computed_in_chunks_beside_decode_rows():
     shapes = []
     for _ in range(3):
         made.run(1)
-        n = made.queue.count[CHUNKS]
-        shapes.append((made.queue.chunk_slot[:n].tolist(), made.queue.chunk_rows[:n].tolist()))
-    assert shapes == [([0, 1], [1, 7]), ([0, 1], [1, 7]), ([0, 1], [1, 6])]
+        shapes.append(chunks_of(made))
+        made.check()
+    assert shapes == [[(0, 1), (1, 7)], [(0, 1), (1, 7)], [(0, 1), (1, 6)]]
     made.desk.read()
     assert not made.desk.answers[1].reason, "its token goes out with the next turn"
     made.run(1)
@@ -130,4 +176,4 @@ def test_prompts_longer_than_a_step_are_computed_in_chunks_beside_decode_rows():
 
 def test_a_batch_needs_a_row_for_each_of_its_requests():
     with pytest.raises(ValueError, match="8 running requests need at least as many rows a step, not 7"):
-        allocate(16, rows=7, running=8)
+        state.allocate_plan(rows=7, running=8)

@@ -20,11 +20,13 @@ from blink_ref.ring.layout import (
     SHUTDOWN,
     STOP,
     STOPPED,
+    TIME,
     TOKEN,
     pack_record,
 )
-from blink_ref.scheduler.retire import end_reason, end_spec, finish
-from blink_ref.scheduler.state import RUNNING
+from blink_ref.scheduler import state
+from blink_ref.scheduler.arrivals import mark_ending
+from blink_ref.scheduler.retire import end_reason, end_requests, end_spec
 from blink_ref.simt import device
 
 targets = pytest.mark.parametrize("target", TARGETS)
@@ -32,13 +34,15 @@ END_TOKEN = SMALL.eos_ids[0]
 
 
 @device
-def end_alone(block, token, eos, ignore_eos, produced, limit, out):
-    out[0] = end_reason(token, eos, ignore_eos, produced, limit)
+def end_alone(block, slots, sampling, eos, slot, token, out):
+    out[0] = end_reason(slots, sampling, eos, slot, token)
 
 
 @device
-def finish_alone(block, window, slots, queue, cache, slot, reason, out):
-    out[0] = 1 if finish(window, slots, queue, cache, slot, reason) else 0
+def finish_alone(block, window, slots, queue, cache, slot, reason):
+    if reason > 0:
+        mark_ending(slots, queue, slot, reason)
+    end_requests(window, slots, queue, cache)
 
 
 def bench(outbox=64, **changes):
@@ -49,28 +53,29 @@ def bench(outbox=64, **changes):
 @settings(max_examples=80, deadline=None)
 @given(
     st.integers(0, 9),
-    st.lists(st.integers(0, 9), min_size=1, max_size=4),
+    st.lists(st.integers(0, 9), max_size=4),
     st.booleans(),
+    st.lists(st.integers(0, 9), max_size=3),
     st.integers(1, 5),
-    st.integers(1, 5),
+    st.integers(0, 4),
 )
-def test_a_request_ends_for_the_reason_of_the_spec(target, token, eos, ignore_eos, produced, limit):
+def test_a_request_ends_for_the_reason_of_the_spec(target, token, eos, ignore_eos, stops, produced, left):
+    slots, _ = state.allocate(4, 4, 16)
+    sampling = state.allocate_sampling(4)
+    slots.prompt_len[2], slots.known[2], slots.limit[2] = 3, 3 + produced, produced + left
+    slots.ignore_eos[2] = ignore_eos
+    sampling.stops[2], sampling.stop[2, : len(stops)] = len(stops), stops
+    sampling.stop[2, len(stops) :] = token  # beyond their number they do not count
     out = np.full(1, -1, np.int64)
-    arguments = token, np.array(eos, np.int32), int(ignore_eos), produced, limit
-    simt.launch(end_alone, 1, 1, *arguments, out, target=target)
-    assert out[0] == end_spec(token, tuple(eos), ignore_eos, produced, limit)
+    simt.launch(end_alone, 1, 1, slots, sampling, np.array(eos, np.int32), 2, token, out, target=target)
+    assert out[0] == end_spec(token, tuple(eos), ignore_eos, tuple(stops), left)
 
 
-@pytest.mark.parametrize("target", ["cpu", "python"])
-def test_a_model_without_end_tokens_ends_by_length_only(target):
-    out = np.full(1, -1, np.int64)
-    simt.launch(end_alone, 1, 1, 2, np.array([], np.int32), 0, 3, 3, out, target=target)
-    assert out[0] == LENGTH
-
-
-def test_an_end_token_at_the_limit_counts_as_stop():
-    assert end_spec(2, (2,), False, 5, 5) == STOP
-    assert end_spec(2, (2,), True, 5, 5) == LENGTH
+def test_a_stop_token_ends_also_who_ignores_end_tokens_and_counts_before_the_limit():
+    assert end_spec(2, (2,), False, (), 0) == STOP
+    assert end_spec(2, (2,), True, (), 0) == LENGTH
+    assert end_spec(2, (2,), True, (2,), 0) == STOP
+    assert end_spec(2, (), True, (), 1) == 0
 
 
 @targets
@@ -78,38 +83,39 @@ def test_an_end_token_at_the_limit_counts_as_stop():
 def test_an_end_gives_back_pages_and_place_and_shows_how_it_ended(target, reason):
     made = bench()
     for slot in (4, 5, 6):
-        made.desk.ring(slot, [1] * 9, 9)
+        made.desk.ring(slot, [slot] * 9, 9)
     made.run(1)
-    out = np.zeros(1, np.int64)
-    rest = made.view, made.slots, made.queue, made.cache, 5, reason, out
+    rest = made.view, made.slots, made.queue, made.cache, 5, reason
     simt.launch(finish_alone, 1, 1, *rest, target=target)
-    assert out[0] == 1
     assert made.running() == [4, 6]
     assert made.slots.pages[5] == 0
     assert made.slots.state[5] == FREE
-    seen = CANCELLED if reason == CANCEL else FAILED if reason > CANCEL else DONE
+    seen = CANCELLED if reason in (CANCEL, TIME) else FAILED if reason > CANCEL else DONE
     assert made.window.gpu["state"][5] == seen
-    assert sorted(made.free_pages() + made.held_pages(4) + made.held_pages(6)) == list(range(made.cache.pages))
+    made.check()
     made.desk.read()
     assert made.desk.answers[5] == Answer([], reason)
 
 
 @targets
-def test_an_end_without_room_in_the_outbox_changes_nothing(target):
+def test_an_end_without_room_in_the_outbox_gives_its_pages_back_and_its_slot_only_with_the_record(target):
     made = bench(outbox=2)
-    made.desk.ring(0, [1], 9)
+    for slot in (0, 1):
+        made.desk.ring(slot, [slot], 9)
     made.run(1)
     made.view.written[0] = 2
-    before = [array.copy() for part in (made.slots, made.queue, made.cache) for array in part[:-2]]
-    out = np.ones(1, np.int64)
-    rest = made.view, made.slots, made.queue, made.cache, 0, LENGTH, out
-    simt.launch(finish_alone, 1, 1, *rest, target=target)
-    assert out[0] == 0
-    after = [array for part in (made.slots, made.queue, made.cache) for array in part[:-2]]
-    for old, new in zip(before, after, strict=True):
-        np.testing.assert_array_equal(old, new)
-    assert made.running() == [0]
-    assert made.view.written[0] == 2
+    rest = made.view, made.slots, made.queue, made.cache
+    for reason in (LENGTH, 0):  # the second time it is marked already
+        simt.launch(finish_alone, 1, 1, *rest, 0, reason, target=target)
+        assert made.running() == [1]
+        assert made.slots.state[0] == DONE
+        assert made.view.written[0] == 2
+        made.check()
+    made.window.nic["consumed"][0] = made.desk.index = 1
+    simt.launch(finish_alone, 1, 1, *rest, 0, 0, target=target)
+    assert made.slots.state[0] == FREE
+    assert made.view.written[0] == 3
+    assert made.queue.count[state.ENDING] == 0
 
 
 def test_the_states_of_a_request_can_be_watched():
@@ -213,8 +219,9 @@ def test_a_stop_ends_running_and_waiting_requests_with_shutdown():
     assert [answer.reason for answer in made.desk.answers.values()] == [SHUTDOWN] * 4
     assert [len(answer.tokens) for answer in made.desk.answers.values()] == [5, 5, 0, 0], "no token drawn is lost"
     assert made.window.gpu["heartbeat"][2] == STOPPED
-    assert sorted(made.free_pages()) == list(range(made.cache.pages))
+    assert len(made.free_pages()) + len(made.unused_pages()) == made.cache.pages
     assert made.running() == made.waiting() == []
+    made.check()
 
 
 def test_a_stop_with_a_full_outbox_leaves_at_once_and_says_so():
@@ -235,6 +242,6 @@ def test_a_stopped_engine_takes_nothing_new():
     made.desk.ring(0, [1], 1)
     made.run()
     assert made.steps == steps
-    assert made.queue.count[RUNNING] == 0
+    assert made.queue.count[state.RUNNING] == 0
     made.desk.read()
     assert made.desk.answers[0].reason == SHUTDOWN

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from blink_ref import simt
 from blink_ref.ring.layout import (
+    CACHED,
     HISTORY,
     PHASES,
     STEP_DECODE,
@@ -35,7 +36,7 @@ def owned(bench):
     """What the window says of pages: {slot: pages in order of position}."""
     found: dict[int, dict[int, int]] = {}
     for page, word in enumerate(bench.window.gpu["owner"].tolist()):
-        if word:
+        if word not in (0, CACHED):
             found.setdefault(word >> 16, {})[(word & 0xFFFF) - 1] = page
     return {slot: [pages[n] for n in range(len(pages))] for slot, pages in found.items()}
 
@@ -58,7 +59,7 @@ def test_a_record_holds_the_times_of_the_spec(target, gaps, number, layers):
     bench.plan.stamp[: sight.NUMBER] = stamps
     bench.plan.stamp[sight.NUMBER] = number
     bench.plan.count[:2] = 9, 3
-    bench.queue.count[state.DECODING] = 2
+    bench.plan.count[state.DECODING] = 2
     simt.launch(show_alone, 1, 1, bench.view, bench.queue, bench.plan, layers, target=target)
     record = records(bench)[number % HISTORY]
     assert record[STEP_NUMBER] == number
@@ -80,16 +81,20 @@ def test_each_step_leaves_a_record_of_its_rows_in_order(target):
 
 
 @targets
-def test_a_page_is_shown_as_its_slots_from_admission_to_the_end(target):
+def test_a_page_is_shown_as_its_slots_from_when_it_is_taken_to_the_end_and_then_as_cached(target):
     bench = Bench(small(), chosen(SMALL, target))
     bench.desk.ring(3, range(1, 20), 5, ignore_eos=True)
-    bench.desk.ring(1, range(1, 6), 30, ignore_eos=True)
+    bench.desk.ring(1, range(2, 7), 30, ignore_eos=True)
     for _ in range(4):
         bench.run(steps=1)
         assert owned(bench) == {slot: bench.held_pages(slot) for slot in bench.running()}
     bench.desk.cancel(1)
     bench.run()
-    assert not bench.window.gpu["owner"].any()
+    cached = np.flatnonzero(bench.window.gpu["owner"] == CACHED).tolist()
+    assert cached == sorted(bench.unused_pages())
+    assert cached, "a full page stays"
+    assert not bench.window.gpu["owner"][bench.free_pages()].any()
+    bench.check()
 
 
 def test_positions_follow_what_is_in_the_cache():

@@ -11,7 +11,7 @@ from ..ring.layout import EVENT_PAUSE, EVENT_RESUME
 from ..simt import device, first_of_share
 from ..simt.vocabulary import barrier, block_copy, block_threads, clock_ns, i32, i64, thread_id
 from .residence import RECORDS_A_SAMPLE
-from .sight import LAYERS
+from .sight import LAYERS, NUMBER
 from .state import (
     CHUNKS,
     FIRST_LAYER,
@@ -85,7 +85,7 @@ def bring_back(window, queue, plan, paused):
     barrier()
     if thread_id() == 0:
         away = i64(clock_ns()) - plan.stamp[LAYERS]
-        for place in range(plan.stamp.shape[0] - 1):
+        for place in range(NUMBER):
             plan.stamp[place] += away  # as if no time had passed
         for worker in range(window.workers):
             window.reserved[worker] = 0
