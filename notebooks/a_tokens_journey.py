@@ -91,6 +91,7 @@ from blink_ref import simt
 from blink_ref.engine import memory, settings
 from blink_ref.engine.forward import forward
 from blink_ref.engine.persistent import serve
+from blink_ref.kvcache import pages
 from blink_ref.model.config import ModelConfig
 from blink_ref.model.reference import Reference
 from blink_ref.model.store import resolve
@@ -100,7 +101,6 @@ from blink_ref.nic.client import Nic
 from blink_ref.nic.detokenize import Detokenizer
 from blink_ref.ring.layout import DECODE, END, REASONS, STATES, unpack_record
 from blink_ref.ring.window import Window
-from blink_ref.kvcache import pages
 from blink_ref.scheduler import admit, arrivals, residence, schedule, state
 
 folder = resolve("tiny")
@@ -242,7 +242,8 @@ draw_ring(axes, "the ring after the kernel has looked: no news")
 # for later positions to look at. The cache is cut into pages of 16 positions, and a request gets a list of pages,
 # its *page table*. `admit` gives a place to whoever goes first, if there are pages for the tokens that it knows
 # now and one more. It looks for pages that hold the beginning of its prompt already (section 8), but takes none:
-# a page is taken when a position in it is to be computed. That is what `secure` does, here for 8 positions.
+# a page is taken when a position in it is to be computed. That is what `secure` does, here for 8 positions. (Pages
+# that are not free can also be *cached* or *in limbo*: section 7.)
 
 
 # %%
@@ -260,8 +261,7 @@ page_counts()
 
 # %% [markdown]
 # (Nothing is set aside for the answer, so pages can run out. Then whoever goes last of the running gives its own
-# back, and waits again with the tokens it knows: *preemption*. You can make it happen with `pages=9` in section
-# 1; the texts stay the same.)
+# back, and waits again with the tokens it knows: *preemption*, in `blink_ref/scheduler/residence.py`.)
 #
 # The picture: on the left the *page map*, each page in the colour of the slot that holds it; on the right the
 # *page table*, which says where a slot's positions are. Which page it is makes no difference, so there is never a
@@ -274,7 +274,8 @@ def draw_pages(title):
     table = {slot: cache.table[slot, : slots.pages[slot]].tolist() for slot in np.flatnonzero(slots.pages)}
     for page in range(cache.pages):
         x, y = page % 8, -(page // 8)
-        left.add_patch(Rectangle((x, y), 0.92, 0.9, color=GREY, hatch="///" * cache.filed[page], ec="white", lw=0))
+        hatch = "////" * cache.filed[page]
+        left.add_patch(Rectangle((x, y), 0.92, 0.9, facecolor=GREY, edgecolor="darkgrey", hatch=hatch, lw=0))
         holders = [slot for slot in table if page in table[slot]]
         for n, slot in enumerate(holders):
             width = 0.92 / len(holders)
@@ -301,8 +302,14 @@ draw_pages("slot 0 has a page; nothing has been computed yet")
 # (and finds nothing new), then `make_plan` deals rows. A row is one position of one request. A request *knows*
 # tokens, has *done* positions, and wants the rows between; the row of the last known token draws the next one.
 
+
 # %%
-schedule.schedule(view, slots, queue, plan, paused, wishes, cache, model, act, context, 1)
+def turn(engine=arguments):
+    with np.errstate(over="ignore"):  # of hashes, which wrap around
+        schedule.schedule(*engine, 1)
+
+
+turn()
 rows = plan.count[state.ROWS]
 print("row  slot  position  token")
 for row in range(rows):
@@ -327,10 +334,10 @@ print(inspect.getsource(serve))
 # others, so that what any of them wrote before is seen by all of them after. Then all blocks compute. We run one
 # `forward` by hand, compiled for this machine's CPU, two blocks, each a thread. The first launch compiles.
 
+
 # %%
-def compute():
-    to_compute = view, slots, queue, plan, paused, wishes, cache, model, act
-    simt.launch(forward, sizes.blocks, sizes.lanes, *to_compute, target="cpu", shared=sizes.shared)
+def compute(engine=arguments):
+    simt.launch(forward, sizes.blocks, sizes.lanes, *engine[:-1], target="cpu", shared=sizes.shared)
 
 
 before = time.perf_counter()
@@ -519,19 +526,20 @@ measure(logits.logits_and_draw, logits.cost(1, D, V), a.logits[:V], exact, p, 1,
 #
 # ## 5. A token comes out
 #
-# Back to the journey. Eight of the prompt's positions are in the cache. From here on we let the kernel itself
-# run, a step at a time: `serve` with `max_steps=1` returns after one step, and goes on where it was when it is
-# launched again. (`patience=1` tells it to return, too, when there is nothing to do.) After each launch we write
-# down the plan that it ran.
+# Back to the journey. Eight of the prompt's positions are in the cache. We go on as we began: `step` below is one
+# turn of the loop in `serve`, with the scheduler in Python, where we can look at it, and `forward` compiled. After
+# each step we write down the plan that was run. (The whole of `serve` runs in section 9; compiled for the CPU, as
+# `blink-ref generate` does it, it would take a minute or two the first time.)
 
 # %%
 history = []
 
 
 def step():
-    """Launch the persistent kernel for one step; returns whether there was one."""
-    simt.launch(serve, sizes.blocks, sizes.lanes, *arguments, 1, 1, target="cpu", shared=sizes.shared)
+    """Schedule, and compute what was planned; returns whether there was anything to do."""
+    turn()
     if ran := plan.count[state.GO] == state.RUN:
+        compute()
         keep_plan()
     return ran
 
@@ -544,7 +552,7 @@ def keep_plan():
     history.append((layers, rows))
 
 
-keep_plan()  # the step that we made by hand
+keep_plan()  # the first step
 step()
 print("second step: positions", [position for _, position, _ in history[1][1]])
 print("samples wanted:", plan.count[state.SAMPLES], " outbox:", engine_side.gpu["outbox"][:3])
@@ -608,9 +616,11 @@ read_outbox()
 print("our text:", "".join(pieces))
 
 # %% [markdown]
-# The batch over time: a column a launch (here, a step), a box a row, in the colour of its slot, with its position in it. Hatched
-# boxes are of prompts. A step never has more than 8 rows; decoding requests get theirs first, a prompt gets what
-# is left.
+# ("slot 1: length" says that an END came, and why: there are as many tokens as were asked for.)
+#
+# The batch over time: a column a launch of `forward`, a box a row, in the colour of its slot, with its position
+# in it. Hatched boxes are of prompts. A step never has more than 8 rows; decoding requests get theirs first, a
+# prompt gets what is left.
 
 
 # %%
@@ -618,8 +628,8 @@ def draw_batch(first=1):
     _, axes = plt.subplots(figsize=(11, 3))
     for column, (layers, rows_of_step) in enumerate(history[first - 1 :], first):
         if len(layers) < config.layers:
-            text = f"layers\n{layers[0]} to {layers[-1]}"
-            axes.text(column, len(rows_of_step) + 0.2, text, ha="center", fontsize=7)
+            text = "layer " + " to ".join(f"{layer}" for layer in sorted({layers[0], layers[-1]}))
+            axes.text(column, len(rows_of_step) + 0.2, text, ha="center", fontsize=6)
         for row, (slot, position, of_prompt) in enumerate(rows_of_step):
             box = Rectangle((column - 0.45, row), 0.9, 0.9, facecolor=colour(slot), alpha=0.5, lw=0)
             axes.add_patch(box)
@@ -723,7 +733,7 @@ alike = [nic.submit(tokenizer.encode(rain + " but Anne"), max_tokens=8)]
 while slots.state[alike[0].slot] != DECODE:
     step()
 alike.append(nic.submit(tokenizer.encode(rain + " except Charles"), max_tokens=8))
-schedule.schedule(view, slots, queue, plan, paused, wishes, cache, model, act, context, 1)
+turn()
 for handle in alike:
     known, done = slots.known[handle.slot], slots.done[handle.slot]
     print(f"slot {handle.slot}: pages {cache.table[handle.slot, :3]}, {done} of {known} tokens are done")
@@ -744,6 +754,7 @@ print(f"interrupted before layer {plan.count[state.INTERRUPTED]} of {config.laye
 
 while step():
     read_outbox()
+read_outbox()
 draw_batch(start_of_section)
 
 # %% [markdown]
@@ -758,8 +769,8 @@ draw_batch(start_of_section)
 # `python -m pdb` works (try it in a terminal). A notebook that runs from top to bottom cannot stop to be asked,
 # so we do what a breakpoint does: put a function that prints in the place of one that does not. `simt.swap` does
 # that for as long as the `with` lasts, in whatever calls the function, on every target. Here is what block 0 does
-# when a request is admitted, in a kernel of 2 blocks of 4 lanes. The prompt begins as those two did, who have ended;
-# their pages were cached, so it starts with 2 pages and 32 positions done:
+# when a request is admitted, in a kernel of 2 blocks of 4 lanes. The prompt begins as those two did, which have
+# ended; their pages are cached, so it starts with 2 pages and 32 positions done:
 
 # %%
 start = simt.device(admit.start.python)  # the original, under a name of its own
@@ -786,8 +797,8 @@ print(
 )
 
 # %% [markdown]
-# It ran the same source, with the same arrays, and went on where the compiled kernel had stopped. (The `python`
-# target is some hundred times slower; it is for looking.)
+# That was the whole persistent kernel, 8 lanes of it: the same source, with the same arrays, which went on where
+# we had stopped. (The `python` target is some hundred times slower; it is for looking.)
 #
 # ### A barrier that one lane misses
 #
@@ -840,9 +851,9 @@ print("0 + 1 + 2 + 3 =", out[0])
 # %% [markdown]
 # ## 10. Three things to change
 #
-# Each is one small function, put into the running kernel by `simt.swap` and undone at the end of the `with`.
-# Change them, and run the cells again. Everything that calls the function is compiled anew, which takes a few
-# seconds.
+# Each is one small function, put in another's place by `simt.swap` and undone at the end of the `with`. Change
+# them, and run the cells again. Where `forward` calls the function, it is compiled anew, which takes some seconds;
+# the scheduler, here as before, runs as Python.
 
 # %%
 from blink_ref.simt.vocabulary import i64
@@ -852,12 +863,13 @@ def answers(*requests, running=4):
     """Serve (text, tokens, temperature) requests in a fresh engine; [(text, answer)] in order of their ends."""
     small = replace(sizes, running=running)
     own_window = Window.create(memory.window_layout(config, small), directory=Path(tempfile.mkdtemp()))
-    view = memory.device_window(own_window.nic, own_window.gpu, own_window.layout)
-    own_nic, own = Nic(own_window), memory.arguments(config, weights, small, view)
+    own_view = memory.device_window(own_window.nic, own_window.gpu, own_window.layout)
+    own_nic, own = Nic(own_window), memory.arguments(config, weights, small, own_view)
     came = {own_nic.submit(tokenizer.encode(text), n, t, seed=1): (text, []) for text, n, t in requests}
     ended = []
     while own_nic.running:
-        simt.launch(serve, small.blocks, 1, *own, 0, 1, target="cpu", shared=small.shared)
+        turn(own)
+        compute(own)
         for handle, token, reason, _ in own_nic.poll():
             if reason is None:
                 came[handle][1].append(token)
@@ -952,13 +964,13 @@ else:
     print("0 + 1 + ... + 63 =", out[0], "on the GPU")
 
 # %% [markdown]
-# We launched the kernel step by step. A serving engine launches it once, without bounds, and then its host
-# process does nothing: stop that process with SIGSTOP, and tokens keep coming. Clean up, by the host's last act:
-# set the stop word and remove the window.
+# We were the kernel, step by step. A serving engine launches it once, without bounds, and then its host process
+# does nothing: stop that process with SIGSTOP, and tokens keep coming. Clean up, by the host's last act: set the
+# stop word, let the kernel see it, and remove the window.
 
 # %%
 engine_side.nic["stop"][0] = 1
-simt.launch(serve, sizes.blocks, sizes.lanes, *arguments, 0, 0, target="cpu", shared=sizes.shared)
+simt.launch(serve, 2, 4, *arguments, 0, 0, target="python", shared=sizes.shared)
 engine_side.unlink()
 print(
     "steps:",
