@@ -15,6 +15,7 @@ from blink_ref.model.reference import Reference
 from blink_ref.ring.layout import BAD_REQUEST, CANCEL, LENGTH, STOP
 from blink_ref.scheduler import state
 from blink_ref.scheduler.admit import refusal_spec
+from blink_ref.scheduler.residence import RECORDS_A_SAMPLE
 
 EXAMPLES = int(os.environ.get("BLINK_REF_EXAMPLES", "500"))
 """``make soak`` sets it to 20,000."""
@@ -179,9 +180,13 @@ class History(RuleBasedStateMachine):
         self.cancelled.discard(slot)
 
     def nobody_is_kept_waiting(self):
-        """After a turn of the scheduler, who heads the queue lacks a place, pages, or its leader's pages."""
+        """After a turn of the scheduler, who heads the queue lacks a place, pages, or its leader's pages.
+
+        Or a reader: who may send nothing is passed by.
+        """
         made = self.made
-        free = [s for s in made.waiting() if not made.slots.leader[s] and not made.slots.flight[s]]
+        able = [s for s in made.waiting() if made.view.room[s * WORKERS // SLOTS] >= RECORDS_A_SAMPLE]
+        free = [s for s in able if not made.slots.leader[s] and not made.slots.flight[s]]
         if free and not made.queue.count[state.PAUSED] and not made.plan.count[state.CHUNKS]:
             head = free[0]
             needed = pages_spec(int(made.slots.known[head]) + 1, made.settings.page_size)

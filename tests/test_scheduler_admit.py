@@ -12,6 +12,7 @@ from blink_ref.kvcache.pages import pages_spec
 from blink_ref.ring.layout import BAD_REQUEST, CANCEL, FAILED, LENGTH, NO_PAGES, PREFILL, TOO_LONG
 from blink_ref.scheduler.admit import admit, refusal_spec
 from blink_ref.scheduler.arrivals import look_around, order_spec
+from blink_ref.scheduler.residence import measure_room
 from blink_ref.scheduler.retire import end_requests
 from blink_ref.simt import device
 from blink_ref.simt.vocabulary import barrier, thread_id
@@ -26,6 +27,7 @@ def take_in(block, window, slots, queue, sampling, cache, context, vocab):
     look_around(window, slots, queue, sampling, cache, context, vocab)
     if thread_id() == 0:
         end_requests(window, slots, queue, cache)
+        measure_room(window)
     barrier()
     admit(window, slots, queue, cache, sampling, vocab)
     if thread_id() == 0:

@@ -3,7 +3,8 @@
 A request gets a place when there are pages for all the tokens it knows and one more, those that it finds in
 the cache left out. An urgent one gets it in any case: it takes pages from others when it needs them. The
 queue does not pass by a request that does not fit, so it is not starved by smaller ones; but urgent requests
-do not wait for one of best effort.
+do not wait for one of best effort. Who waits for its client to read the outbox is not admitted, and when places
+are short it gives its own to whom can go on.
 """
 
 from ..kvcache.pages import NOWHERE, pages_for, spare_pages
@@ -29,7 +30,7 @@ from ..simt.vocabulary import (
     u32,
 )
 from .arrivals import MOST_PENALTY, mark_ending
-from .residence import join_batch, share_page
+from .residence import join_batch, preempt, share_page, stalls
 from .state import CHOSEN, DEALING, DECISION, FOUND, RUNNING, STRANGERS, WAITING
 from .trace import event
 
@@ -52,10 +53,10 @@ def admit(window, slots, queue, cache, sampling, vocab):
     """Give places in the batch to those that wait. All lanes of the scheduler's block."""
     if thread_id() == 0:
         queue.count[DEALING] = -1
-        queue.count[DECISION] = places_for(slots, queue)
+        queue.count[DECISION] = places_for(window, slots, queue)
     barrier()
     while queue.count[DECISION] != NOBODY:
-        choose(slots, queue, queue.count[DECISION] == URGENT_ONLY)
+        choose(window, slots, queue, queue.count[DECISION] == URGENT_ONLY)
         slot = i64(queue.count[CHOSEN])
         if slot >= 0:
             if slots.known[slot] == 0:
@@ -67,20 +68,29 @@ def admit(window, slots, queue, cache, sampling, vocab):
 
 
 @device
-def places_for(slots, queue):
+def places_for(window, slots, queue):
     """ANYBODY, URGENT_ONLY or NOBODY, by the places left and by whether anybody waits. One lane."""
-    if queue.count[WAITING] == 0 or queue.count[RUNNING] == queue.running.shape[0]:
-        return NOBODY
-    ordinary = i64(0)
+    places, taken, ordinary = i64(queue.running.shape[0]), i64(0), i64(0)
     for n in range(queue.count[RUNNING]):
-        ordinary += 1 - i64(slots.urgent[queue.running[n]])
-    if ordinary >= queue.running.shape[0] - queue.reserved:
+        slot = i64(queue.running[n])
+        if not gives_place(window, slots, slot):
+            taken += 1
+            ordinary += 1 - i64(slots.urgent[slot])
+    if queue.count[WAITING] == 0 or taken == places:
+        return NOBODY
+    if ordinary >= places - queue.reserved:
         return URGENT_ONLY
     return ANYBODY
 
 
 @device
-def choose(slots, queue, urgent_only):
+def gives_place(window, slots, slot):
+    """Whether a running slot has to give its place to whom can go on. One lane."""
+    return slots.flight[slot] == 0 and stalls(window, slot)
+
+
+@device
+def choose(window, slots, queue, urgent_only):
     """Into CHOSEN: who goes first of those that can, or -1. All lanes; a barrier before, and one at the end."""
     if thread_id() == 0:
         queue.first[0] = LATEST
@@ -90,7 +100,7 @@ def choose(slots, queue, urgent_only):
     slot = i64(thread_id())
     while slot < slots.state.shape[0]:
         able = slots.state[slot] == READY and (slots.urgent[slot] == 1 or not urgent_only)
-        if able and -slots.order[slot] > first and can_start(slots, slot):
+        if able and -slots.order[slot] > first and can_start(window, slots, slot):
             first = i64(-slots.order[slot])
         slot += block_threads()
     if first > LATEST:
@@ -104,13 +114,13 @@ def choose(slots, queue, urgent_only):
 
 
 @device
-def can_start(slots, slot):
+def can_start(window, slots, slot):
     """Whether nothing holds a waiting request back. One lane.
 
     A step that is paused may still use the page table of the slot's last request; and who shares a
     prompt with an earlier request waits until that has computed it.
     """
-    if slots.ending[slot] != 0 or slots.flight[slot] == 1:
+    if slots.ending[slot] != 0 or slots.flight[slot] == 1 or stalls(window, slot):
         return False
     leader = i64(slots.leader[slot]) - 1
     if leader < 0:
@@ -175,12 +185,17 @@ def decide(window, slots, queue, cache, slot):
             return URGENT_ONLY
         return NOBODY
     start(window, slots, queue, cache, slot, found)
-    return places_for(slots, queue)
+    return places_for(window, slots, queue)
 
 
 @device
 def start(window, slots, queue, cache, slot, found):
-    """One lane: a slot joins the batch, with the pages found in the cache."""
+    """One lane: a slot joins the batch, if need be in the place of one that stalls, with the pages found."""
+    if queue.count[RUNNING] == queue.running.shape[0]:
+        last = i64(queue.count[RUNNING]) - 1
+        while not gives_place(window, slots, i64(queue.running[last])):
+            last -= 1
+        preempt(window, slots, queue, cache, i64(queue.running[last]))
     slots.pages[slot] = i32(0)
     for _ in range(found):
         share_page(window, slots, queue, cache, slot)

@@ -7,7 +7,7 @@ Decoding is the case of one row; a preempted request wants all of them again. A 
 known draws a sample.
 """
 
-from ..ring.device import outbox_room, worker_of
+from ..ring.device import worker_of
 from ..ring.layout import EVENT_ROWS
 from ..ring.layout import PAUSED as SHOWN_AS_PAUSED
 from ..simt import device
@@ -63,8 +63,6 @@ def make_plan(window, slots, queue, plan, paused, sampling, cache):
 @device
 def choose_work(window, slots, queue, plan, sampling, cache):
     """Deal rows: of an urgent step, else of none if a paused one can go on, else of everybody's. One lane."""
-    for worker in range(window.workers):
-        window.room[worker] = outbox_room(window, worker)
     plan.count[ROWS] = i32(0)
     queue.count[RESUMING] = 0
     if urgent_first(slots, queue):

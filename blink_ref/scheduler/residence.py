@@ -8,7 +8,7 @@ the pages of all others, and the pool holds any single request, so there is alwa
 
 from ..kvcache.pages import FREE, hold, let_go, pages_for, pop_free, spare_pages
 from ..kvcache.prefix import evict_oldest
-from ..ring.device import worker_of
+from ..ring.device import outbox_room, worker_of
 from ..ring.layout import (
     CACHED,
     EVENT_EVICT,
@@ -118,6 +118,13 @@ def find_victim(window, slots, queue):
             return slot
         n -= 1
     return i64(-1)
+
+
+@device
+def measure_room(window):
+    """See how much the outboxes have room for. One lane, before anybody asks who stalls."""
+    for worker in range(window.workers):
+        window.room[worker] = outbox_room(window, worker)
 
 
 @device

@@ -23,6 +23,7 @@ from .admit import admit
 from .arrivals import look_around, mark_ending
 from .batch import make_plan
 from .pause import put_aside
+from .residence import measure_room
 from .retire import end_requests, publish
 from .sight import LOOKED, begin_step, stamp
 from .state import (
@@ -62,6 +63,7 @@ def schedule(window, slots, queue, plan, paused, sampling, cache, model, act, co
         look_around(window, slots, queue, sampling, cache, context, model.vocab)
         if thread_id() == 0:
             end_requests(window, slots, queue, cache)
+            measure_room(window)
         admit(window, slots, queue, cache, sampling, model.vocab)
         make_plan(window, slots, queue, plan, paused, sampling, cache)
         if thread_id() == 0:
