@@ -51,7 +51,7 @@ test-cuda: $(VENV:%=%/.for-development)
 	@rm -rf $(MEMORY)
 
 soak: $(VENV:%=%/.for-development)
-	BLINK_REF_EXAMPLES=20000 $(RUN) -m pytest -q -x --timeout=0 tests/test_engine_histories.py
+	BLINK_REF_EXAMPLES=20000 $(RUN) -m pytest -q -x --timeout=0 tests/test_engine_histories.py tests/test_engine_fuzz.py
 
 mutants: $(VENV:%=%/.for-development)
 	$(RUN) -m tests.mutants
