@@ -99,6 +99,7 @@ from blink_ref.model.tokenizer import Tokenizer
 from blink_ref.model.weights import Weights
 from blink_ref.nic.client import Nic
 from blink_ref.nic.detokenize import Detokenizer
+from blink_ref.ring.device import outbox_room
 from blink_ref.ring.layout import DECODE, END, REASONS, STATES, unpack_record
 from blink_ref.ring.window import Window
 from blink_ref.scheduler import admit, arrivals, residence, schedule, state
@@ -252,7 +253,9 @@ def page_counts():
     print(*(f"{name}: {cache.count[n]} " for n, name in enumerate(kinds)), "of", cache.pages, "pages")
 
 
+view.room[0] = outbox_room(view, 0)  # records that the outbox has room for: the scheduler looks once a turn
 admit.admit(view, slots, queue, cache, wishes, config.vocab)
+assert queue.count[state.RUNNING] == 1
 print("waiting:", queue.count[state.WAITING], " running:", queue.running[: queue.count[state.RUNNING]])
 page_counts()
 residence.secure(view, slots, queue, cache, 0, 8)
