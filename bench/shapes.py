@@ -1,4 +1,4 @@
-"""Models of a given shape with random weights, the same ones for this project and for transformers."""
+"""Models of a given shape with random weights; those on a GPU are the same ones for transformers."""
 
 import numpy as np
 
@@ -24,6 +24,26 @@ LLAMA_1B = ModelConfig(
     dtype="bfloat16",
 )
 """Llama-3.2-1B's sizes, without its RoPE scaling."""
+
+WIDE = ModelConfig(
+    name="wide-shape",
+    vocab=8192,
+    hidden=512,
+    ffn=1536,
+    layers=8,
+    heads=8,
+    kv_heads=4,
+    head_dim=64,
+    context=2048,
+    rms_eps=1e-5,
+    rope_theta=10000.0,
+    rope_scaling=None,
+    tied=True,
+    bos_id=None,
+    eos_ids=(2,),
+    dtype="bfloat16",
+)
+"""For a CPU: the width of a small model, but few layers, each a large part of a step."""
 
 
 def random_weights(config: ModelConfig, torch, seed: int = 0):
