@@ -69,9 +69,7 @@ def test_a_cache_with_room_finds_of_a_text_what_the_spec_says(target, texts, pag
 @targets
 @settings(max_examples=40, deadline=None)
 @given(texts, st.sampled_from([1, 2, 3, 4]), st.integers(0, 6))
-def test_a_full_cache_forgets_the_oldest_and_finds_nothing_that_was_not_there(
-    target, texts, page_size, spare
-):
+def test_a_full_cache_forgets_the_oldest_and_finds_nothing_that_was_not_there(target, texts, page_size, spare):
     cache = Texts(target, page_size, pages=pages_spec(20, page_size) + spare)
     for slot, text in enumerate(texts):
         found = cache.pass_through(slot, text)
