@@ -46,7 +46,7 @@ class Amount(NamedTuple):
     """of the flood, a round, in times to first token of an idle engine"""
 
 
-WHOLE = Amount(4, {BY_LAYERS: 50, BY_STEPS: 25}, 12)
+WHOLE = Amount(4, {BY_LAYERS: 50, BY_STEPS: 20}, 12)
 SHORT = Amount(1, {BY_LAYERS: 4, BY_STEPS: 4}, 4)
 
 

@@ -61,17 +61,17 @@ def run(copy, program):
 
 
 def test_after_an_edit_its_function_answers_in_seconds_and_the_engine_soon_after(copy):
-    """The engine here has never been compiled, which takes longer than what follows an edit."""
+    """The edited function and its callers are compiled again; all else comes from the cache."""
     _, before = run(copy, LAUNCH)
+    cold, _ = run(copy, ENGINE)
     file, old, new = EDIT
     text = (copy / file).read_text()
     assert old in text
     (copy / file).write_text(text.replace(old, new))
-    seconds, after = run(copy, LAUNCH)
+    function, after = run(copy, LAUNCH)
     assert (before, after) == (1, 2), "the edit shows"
-    print(f"function {seconds:.1f} s", end=", ")
-    assert seconds < FUNCTION_BAR
-    seconds, tokens = run(copy, ENGINE)
-    print(f"engine {seconds:.1f} s")
+    engine, tokens = run(copy, ENGINE)
+    print(f"function {function:.1f} s, engine {engine:.1f} s (never compiled before: {cold:.1f} s)")
     assert tokens == 5
-    assert seconds < ENGINE_BAR
+    assert function < FUNCTION_BAR
+    assert engine < ENGINE_BAR

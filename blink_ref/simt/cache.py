@@ -107,3 +107,17 @@ class ClosureCache(caching.Cache):
     def _index_key(self, sig: Any, codegen: Any) -> Any:
         """The closure's hash covers the code and its cells; types and the CPU are left."""
         return sig, codegen.magic_tuple()
+
+
+class _CalleeLocator(Locator):
+    TARGET = "cpu-callees"
+
+
+class _CalleeImplementation(caching.CompileResultCacheImpl):
+    _locator_classes = [_CalleeLocator]  # noqa: RUF012 - numba's name and form
+
+
+class CalleeCache(ClosureCache):
+    """The same for what only compiled code calls, and Python cannot."""
+
+    _impl_class = _CalleeImplementation

@@ -44,6 +44,13 @@ class DeviceFunction:
         return on_cpu.dispatcher(self.python, self.kept_on_disk)
 
     @functools.cached_property
+    def cpu_callee(self) -> Any:
+        """The same for calls by other device functions."""
+        from . import on_cpu
+
+        return on_cpu.callee(self.python, self.kept_on_disk)
+
+    @functools.cached_property
     def cuda(self) -> Any:
         """Numba's CUDA device-function dispatcher of this function."""
         from . import on_cuda
@@ -55,7 +62,7 @@ class DeviceFunction:
         """What numba's CPU compiler takes a global of this type for."""
         from numba.core import types as numba_types
 
-        return numba_types.Dispatcher(self.cpu)
+        return numba_types.Dispatcher(self.cpu_callee)
 
 
 def device(fn: Callable[..., Any]) -> DeviceFunction:

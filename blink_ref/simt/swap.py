@@ -34,7 +34,7 @@ def swap(old: DeviceFunction, new: DeviceFunction) -> Iterator[None]:
 
 
 def _forget_compiled(fn: DeviceFunction) -> None:
-    for target in ("cpu", "cuda"):
+    for target in ("cpu", "cpu_callee", "cuda"):
         vars(fn).pop(target, None)
     if on_cuda := sys.modules.get(f"{__package__}.on_cuda"):
         on_cuda.kernel.cache_clear()
