@@ -5,7 +5,7 @@ from types import FunctionType
 from typing import Any
 
 import numba
-from numba.core.dispatcher import _FunctionCompiler
+from numba.core.dispatcher import _FunctionCompiler  # type: ignore[attr-defined]
 
 from . import cpu_words  # noqa: F401 - defines the words
 from . import vocabulary as words
