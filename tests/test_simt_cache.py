@@ -167,7 +167,8 @@ PROCESS = """
     out = np.array([5, 0])
     launch(outer_part.change, 1, 1, out, target="cpu")
     functions = {"change": outer_part.change, "twice": inner_part.twice, "shifted": inner_part.shifted}
-    stats = {name: fn.cpu.stats for name, fn in functions.items()}
+    launched = {"change"}
+    stats = {name: (fn.cpu if name in launched else fn.cpu_callee).stats for name, fn in functions.items()}
     print(json.dumps({
         "out": out.tolist(),
         "hash": cache.closure_hash(outer_part.change.python),
