@@ -691,7 +691,7 @@ draw_pages("nobody holds a page, and some are cached (hatched)")
 # Pages are let go by block 0, between two steps, behind the barrier that ended the last step which read them. So
 # nobody reads a free page, and it can be handed out at once, without waiting and without being erased. (With one
 # exception, the pages **in limbo**: a step may be *paused*, section 8, and its request cancelled meanwhile. That
-# step still goes on and reads them; they are free or cached when it has ended.)
+# step still goes on and writes to those that are not full; they are free when it has ended.)
 #
 # The next request finds old keys in its pages, and never looks: it reads only positions up to its own, and it has
 # written all of those itself, or found them cached. We can put the worst there is into every free page
