@@ -244,3 +244,18 @@ def test_a_cache_folder_that_cannot_be_written_is_named_with_the_mend(monkeypatc
 
     with pytest.raises(BlinkError, match=r"cannot be kept in .*file/cpu \(.*\); set BLINK_REF_CACHE to a folder"):
         launch(nothing, 1, 1, target="cpu")
+
+
+def test_the_persistent_kernel_has_one_hash_in_every_process():
+    """Else no start of the engine finds what the last one compiled."""
+    program = (
+        "from blink_ref.engine.persistent import serve\n"
+        "from blink_ref.simt.cache import closure_hash\n"
+        "print(closure_hash(serve.python))"
+    )
+
+    def said():
+        environment = {**os.environ, "PYTHONHASHSEED": "random"}
+        return subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
+
+    assert said() == said()

@@ -56,8 +56,9 @@ def _plain(value: Any) -> Any:
         return tuple(_plain(v) for v in value)
     if isinstance(value, DeviceFunction):
         return f"device {value.__module__}.{value.python.__qualname__}"
-    if isinstance(value, types.ModuleType | types.FunctionType | types.BuiltinFunctionType | type):
-        return f"{type(value).__name__} {value.__name__}"
+    if callable(value) or isinstance(value, types.ModuleType):
+        # NumPy's functions too, whose repr is an address
+        return f"{type(value).__name__} {getattr(value, '__module__', '')}.{value.__name__}"
     if isinstance(value, np.ndarray):  # its repr leaves out the middle
         return value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).hexdigest()
     return repr(value)
