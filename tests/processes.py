@@ -96,3 +96,11 @@ def wait_until_gone(pid: int, seconds: float = 10) -> None:
         if time.monotonic() > deadline:
             pytest.fail(f"process {pid} is still there")
         time.sleep(0.02)
+
+
+def wait_until_running(http, n: int, seconds: float = 5) -> None:
+    """Return when the server says that n requests run; the engine's heartbeat is a step behind its records."""
+    deadline = time.monotonic() + seconds
+    while (running := http.get("/health").json()["running"]) != n:
+        assert time.monotonic() < deadline, f"{running} requests run, not {n}"
+        time.sleep(0.02)

@@ -11,7 +11,7 @@ import time
 
 import httpx
 import pytest
-from processes import ENGINES, Bench, wait_until_gone
+from processes import ENGINES, Bench, wait_until_gone, wait_until_running
 
 from blink_ref.model.store import TINY
 from blink_ref.model.tokenizer import Tokenizer
@@ -56,13 +56,6 @@ def stream(http, path, **body):
     assert last == "data: [DONE]"
     assert len({(chunk["id"], chunk["created"], chunk["model"], chunk["object"]) for chunk in chunks}) == 1
     return chunks
-
-
-def wait_until_idle(http):
-    deadline = time.monotonic() + 5
-    while http.get("/health").json()["running"]:
-        assert time.monotonic() < deadline, "a request still runs"
-        time.sleep(0.02)
 
 
 def test_a_completion_in_one_object(served, tokenizer):
@@ -192,7 +185,7 @@ def test_health_says_who_serves(served):
     assert said["nic_pid"] == served.process.pid
     assert said["target"] in ("cpu", "cuda", "python")
     assert said["steps"] >= 0
-    assert said["running"] == 0
+    wait_until_running(served.http, 0)
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -205,7 +198,7 @@ def test_a_client_that_leaves_gives_its_slot_back(served, streaming):
         else:
             with contextlib.suppress(httpx.ReadTimeout):
                 served.http.post(COMPLETIONS, json=body, timeout=0.2)
-    wait_until_idle(served.http)
+    wait_until_running(served.http, 0)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +250,7 @@ def test_too_many_requests_are_turned_away_and_later_served(tmp_path):
             assert reply.status_code == 429
             assert reply.headers["retry-after"] == "1"
             assert "all 2 request slots are taken" in reply.json()["error"]["message"]
-        wait_until_idle(served.http)
+        wait_until_running(served.http, 0)
         assert served.http.post(COMPLETIONS, json={"prompt": "x"}).status_code == 200
 
 

@@ -1,11 +1,10 @@
 """What the HTTP server makes of sampling parameters, several answers, log probabilities, urgency and time."""
 
 import json
-import time
 
 import pytest
 from fake_engine import scores
-from processes import Bench
+from processes import Bench, wait_until_running
 
 from blink_ref.model.store import TINY
 from blink_ref.model.tokenizer import Tokenizer
@@ -129,11 +128,8 @@ def test_a_client_that_leaves_ends_all_its_answers(tmp_path):
         body = {**BODIES[COMPLETIONS], "n": 5, "max_tokens": 900, "stream": True}
         with served.http.stream("POST", COMPLETIONS, json=body) as response:
             next(response.iter_lines())
-            assert served.http.get("/health").json()["running"] == 5
-        deadline = time.monotonic() + 5
-        while served.http.get("/health").json()["running"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+            wait_until_running(served.http, 5)
+        wait_until_running(served.http, 0)
 
 
 def test_fewer_free_slots_than_answers_is_429(tmp_path):
