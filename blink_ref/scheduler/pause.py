@@ -1,9 +1,9 @@
 """A best-effort step gives way to an urgent request between two layers, and goes on later where it was.
 
 All that a step carries from one layer to the next is its plan and its residual stream. Both are put aside, the
-urgent step is planned and run like any other, and the paused one is brought back. (After QLLM, 2025, which preempts
-best-effort jobs in the middle of a forward pass.) While a step is paused its requests keep their pages, are dealt
-no rows, and are nobody's victims.
+urgent step is planned and run like any other, and the paused one is brought back. (After QLLM, 2025, which
+preempts best-effort jobs in the middle of a forward pass.) While a step is paused its requests keep their pages,
+are dealt no rows, and are nobody's victims.
 """
 
 from ..ring.device import urgent_rung, worker_of
