@@ -42,6 +42,9 @@ from blink_ref.simt import device
 from blink_ref.simt.vocabulary import i32, u32
 
 TARGETS = ["cpu", "python", pytest.param("cuda", marks=pytest.mark.cuda)]
+ENDLESS = 100_000
+"""More steps than any test needs."""
+
 LANES = {"cpu": 1, "python": 4, "cuda": 64}
 """Lanes of a block in tests of single device functions."""
 
@@ -134,10 +137,11 @@ class Bench:
 
     def run(self, steps: int = 0, patience: int = 1) -> None:
         """Launch for up to `steps` steps (0 = as many as it takes), until there is nothing to do."""
-        s = self.settings
-        bounds = steps, patience
+        s, before = self.settings, self.steps
+        bounds = steps or ENDLESS, patience
         options = {"check": True, "seed": self.seed} if self.seed is not None else {}
         simt.launch(serve, s.blocks, s.lanes, *self.args, *bounds, target=s.target, shared=s.shared, **options)
+        assert steps or self.steps < before + ENDLESS, "step after step, and no end"
 
     def interrupt(self, *layers: int) -> None:
         """From now on, interrupt best-effort steps before these layers (see :func:`interruptible`)."""
@@ -258,6 +262,11 @@ def check_slots(made: Bench) -> None:
         assert not slots.flight.any()
         assert not made.cache.count[pages.LIMBO]
         assert not made.view.reserved.any()
+    for chunk in range(made.plan.count[state.CHUNKS]):
+        slot = int(made.plan.chunk_slot[chunk])
+        if slots.taken[slot] == made.plan.chunk_taken[chunk] and slots.state[slot] in (READY, PREFILL, DECODE):
+            computed = int(made.plan.chunk_first[chunk] + made.plan.chunk_rows[chunk])
+            assert slots.pages[slot] >= pages_spec(computed, made.cache.page_size), "its rows have their pages"
     for worker, desk in enumerate(made.desks):
         assert 0 <= made.view.written[worker] - desk.index <= made.window.layout.outbox
 

@@ -1,7 +1,8 @@
 """The persistent kernel compiles for GPUs that are not here, and fits them."""
 
-import functools
 import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
@@ -10,15 +11,28 @@ from blink_ref.engine.settings import CUDA_LANES
 from blink_ref.errors import BlinkError
 from blink_ref.simt.assembler import Report
 
-compile_kernel = functools.cache(command.compile_kernel)
-"""Once for each capability and type: it takes half a minute."""
+KERNELS = [
+    ((9, 0), "bfloat16"),
+    ((8, 0), "bfloat16"),
+    ((7, 5), "bfloat16"),
+    ((9, 0), "float16"),
+    ((9, 0), "float32"),
+]
 
 pytest.importorskip("numba_cuda", reason="needs numba-cuda and ptxas: pip install 'blink-ref[cuda13]'")
 
 
+@pytest.fixture(scope="module")
+def compiled():
+    """PTX and report of each of KERNELS: half a minute each, two at a time."""
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        made = pool.map(command.compile_kernel, *zip(*KERNELS, strict=True))
+        return dict(zip(KERNELS, made, strict=True))
+
+
 @pytest.mark.parametrize("cc", [(7, 5), (8, 0), (9, 0)])
-def test_the_persistent_kernel_has_no_spill_no_local_memory_and_no_double_precision(cc):
-    ptx, report = compile_kernel(cc, "bfloat16")
+def test_the_persistent_kernel_has_no_spill_no_local_memory_and_no_double_precision(compiled, cc):
+    ptx, report = compiled[cc, "bfloat16"]
     assert report.faults() == []
     assert f".target sm_{cc[0]}{cc[1]}" in ptx
     assert report.max_threads >= CUDA_LANES
@@ -27,8 +41,8 @@ def test_the_persistent_kernel_has_no_spill_no_local_memory_and_no_double_precis
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_weights_of_other_types_compile_as_well(dtype):
-    _, report = compile_kernel((9, 0), dtype)
+def test_weights_of_other_types_compile_as_well(compiled, dtype):
+    _, report = compiled[(9, 0), dtype]
     assert report.faults() == []
     assert report.max_threads >= CUDA_LANES
 
@@ -41,8 +55,8 @@ def test_each_fault_of_a_kernel_is_named():
         assert word in fault
 
 
-def test_the_command_reports_in_json(capsys, monkeypatch):
-    monkeypatch.setattr(command, "compile_kernel", compile_kernel)
+def test_the_command_reports_in_json(compiled, capsys, monkeypatch):
+    monkeypatch.setattr(command, "compile_kernel", lambda *kernel: compiled[kernel])
     assert command.main(["--cc", "9.0", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert {"registers", "spill_bytes", "local_bytes", "shared_bytes", "f64"} <= report.keys()
@@ -52,4 +66,4 @@ def test_the_command_reports_in_json(capsys, monkeypatch):
 
 def test_a_gpu_older_than_the_oldest_served_is_refused():
     with pytest.raises(BlinkError, match=r"7\.0 is older than 7\.5"):
-        compile_kernel((7, 0))
+        command.compile_kernel((7, 0))

@@ -420,6 +420,24 @@ def test_who_does_not_read_gives_its_place_to_whom_can_go_on_and_loses_nothing()
 # --- ends
 
 
+def test_who_has_a_sample_in_the_plan_does_not_lose_its_pages_because_that_fills_the_outbox():
+    """It did once, and then two requests took pages from each other for ever."""
+    made = bench(workers=2, outbox=2, pages=3, page_size=4, rows=16, running=2, reserved=0, arena=16 * 48)
+    asked = [Request(prompt(8, n), 4, ignore_eos=True) for n in range(2)]
+    for desk, request in zip(made.desks, asked, strict=True):
+        request.ring(desk, desk.slots[0])
+    made.run(1)
+    made.check()
+    first, second = (desk.slots[0] for desk in made.desks)
+    assert made.running() == [first, second]
+    assert made.slots.pages[[first, second]].tolist() == [2, 1]
+    for _ in range(100):
+        made.run(10)
+        if not sum(desk.read() for desk in made.desks):
+            break
+    assert [desk.answers[desk.slots[0]] for desk in made.desks] == [alone(request) for request in asked]
+
+
 def test_time_that_is_over_ends_a_request_with_what_it_has():
     made = bench()
     request = Request(prompt(5), 30, ignore_eos=True)

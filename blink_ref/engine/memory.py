@@ -31,6 +31,7 @@ def device_window(nic: Any, gpu: Any, layout: Layout) -> Window:
         **fields,
         written=np.zeros(workers, np.int64),
         room=np.zeros(workers, np.int64),
+        dealt=np.zeros(workers, np.int64),
         reserved=np.zeros(workers, np.int64),
         workers=workers,
         outbox_bits=layout.outbox.bit_length() - 1,

@@ -32,7 +32,9 @@ class Window(NamedTuple):
     written: Any
     """int64 [workers], in the GPU's own memory: records written so far to each worker's outbox"""
     room: Any
-    """int64 [workers], in the GPU's own memory: records that still fit, as of this step's plan"""
+    """int64 [workers], in the GPU's own memory: records that fit, as seen when this turn began"""
+    dealt: Any
+    """int64 [workers], in the GPU's own memory: records of them that the plan's samples may take"""
     reserved: Any
     """int64 [workers], in the GPU's own memory: records kept for what a paused step will send"""
     workers: int

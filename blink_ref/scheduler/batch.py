@@ -13,7 +13,7 @@ from ..ring.layout import PAUSED as SHOWN_AS_PAUSED
 from ..simt import device
 from ..simt.vocabulary import barrier, block_threads, i32, i64, thread_id, u32
 from .pause import bring_back, urgent_first
-from .residence import RECORDS_A_SAMPLE, secure, stalls
+from .residence import RECORDS_A_SAMPLE, secure
 from .state import (
     CHUNKS,
     DEALING,
@@ -84,6 +84,8 @@ def deal_rows(window, slots, queue, plan, sampling, cache, urgent_only):
     for n in range(queue.count[RUNNING]):
         slot = i64(queue.running[n])
         left -= i64(wanted_rows(slots, slot, urgent_only) == 1)
+    for worker in range(window.workers):
+        window.dealt[worker] = 0
     queue.count[DEALING] = 0
     while queue.count[DEALING] < queue.count[RUNNING]:
         slot = i64(queue.running[queue.count[DEALING]])
@@ -92,7 +94,7 @@ def deal_rows(window, slots, queue, plan, sampling, cache, urgent_only):
         if want > 1:
             n = min(want, left)
         if n > 0:
-            if stalls(window, slot):
+            if not may_send(window, slot):
                 window.state[slot] = u32(SHOWN_AS_PAUSED)
             else:
                 n = secure(window, slots, queue, cache, slot, n)
@@ -110,6 +112,13 @@ def wanted_rows(slots, slot, urgent_only):
     if slots.flight[slot] == 1 or (urgent_only and slots.urgent[slot] == 0):
         return i64(0)
     return i64(slots.known[slot]) - i64(slots.done[slot])
+
+
+@device
+def may_send(window, slot):
+    """Whether its outbox has room for one more sample in this plan. One lane."""
+    worker = worker_of(window, slot)
+    return window.room[worker] - window.dealt[worker] >= RECORDS_A_SAMPLE
 
 
 @device
@@ -138,7 +147,7 @@ def add_chunk(window, slots, queue, plan, sampling, slot, n):
         plan.best[sample] = BEST_OF_NONE
         plan.count[SAMPLES] = i32(sample + 1)
         plan.count[FILTERED] += sampling.filtered[slot]
-        window.room[worker_of(window, slot)] -= RECORDS_A_SAMPLE
+        window.dealt[worker_of(window, slot)] += RECORDS_A_SAMPLE
     window.state[slot] = u32(slots.state[slot])
     event(window, queue, EVENT_ROWS, slot, i64(first) << 20 | n)
 

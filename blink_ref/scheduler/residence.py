@@ -129,7 +129,10 @@ def measure_room(window):
 
 @device
 def stalls(window, slot):
-    """Whether the slot's worker has no room for a sample's records. One lane."""
+    """Whether the slot's worker had no room for a sample's records when the turn began. One lane.
+
+    What the plan's own samples will take does not count: whoever has rows in the plan is not one that stalls.
+    """
     return window.room[worker_of(window, slot)] < RECORDS_A_SAMPLE
 
 
