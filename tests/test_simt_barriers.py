@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blink_ref.simt import device, first_of_share, grid_barrier, grid_warp, grid_warps, launch
+from blink_ref.simt import device, first_of_share, grid_barrier, grid_warp, grid_warps, launch, team_of
 from blink_ref.simt.on_python import WARP_WIDTH
 from blink_ref.simt.vocabulary import (
     atomic_add,
@@ -132,6 +132,34 @@ def test_a_grid_barrier_publishes_to_all_blocks_round_after_round(target, blocks
     cells, ready, wrong = np.zeros(blocks, np.int64), np.zeros(1, np.int32), np.zeros(1, np.int32)
     launch(meet, blocks, lanes, rounds, count, cells, ready, wrong, target=target)
     assert cells.tolist() == [rounds] * blocks
+    assert wrong[0] == 0
+
+
+@device
+def work_beside(block, rounds, cells, seen, wrong):
+    """Block 0 looks on while the others meet as a team; then all meet."""
+    team = team_of(block, 1)
+    if block.id > 0:
+        for r in range(rounds):
+            if thread_id() == 0:
+                cells[team.id] = r + 1
+            grid_barrier(team)
+            for b in range(team.blocks):
+                if cells[b] != r + 1:
+                    atomic_add(wrong, 0, i32(1))
+            grid_barrier(team)
+    grid_barrier(block)
+    if block.id == 0 and thread_id() == 0:
+        for b in range(team.blocks):
+            seen[b] = cells[b]
+
+
+@pytest.mark.parametrize("blocks", [2, 4])
+def test_a_team_meets_without_the_first_block_and_then_with_it(target, blocks):
+    lanes, rounds = {"python": (2, 12), "cpu": (1, 300), "cuda": (64, 300)}[target]
+    cells, seen, wrong = np.zeros(blocks - 1, np.int64), np.zeros(blocks - 1, np.int64), np.zeros(1, np.int32)
+    launch(work_beside, blocks, lanes, rounds, cells, seen, wrong, target=target)
+    assert seen.tolist() == [rounds] * (blocks - 1)
     assert wrong[0] == 0
 
 

@@ -4,7 +4,7 @@ Start with :mod:`.vocabulary`, the words device code is written in; :func:`launc
 """
 
 from .device import DeviceFunction, device
-from .grid import first_of_share, grid_barrier, grid_warp, grid_warps
+from .grid import first_of_share, grid_barrier, grid_warp, grid_warps, team_of
 from .launch import Running, aligned, choose_target, launch, start
 from .swap import swap
 
@@ -21,4 +21,5 @@ __all__ = [
     "launch",
     "start",
     "swap",
+    "team_of",
 ]

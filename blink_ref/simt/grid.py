@@ -1,7 +1,21 @@
 """The grid barrier, and how the blocks of a grid share out work: device code on top of the words."""
 
 from .device import device
-from .vocabulary import atomic_add, barrier, divide, i32, i64, load_acquire, relax, thread_id, u32, warp_id, warps
+from .vocabulary import (
+    GRID_WORDS,
+    Block,
+    atomic_add,
+    barrier,
+    divide,
+    i32,
+    i64,
+    load_acquire,
+    relax,
+    thread_id,
+    u32,
+    warp_id,
+    warps,
+)
 
 
 @device
@@ -14,14 +28,23 @@ def grid_barrier(block):
     """
     barrier()
     if thread_id() == 0:
-        turn = u32(block.turn[0] + u32(block.blocks))
-        block.turn[0] = turn
-        atomic_add(block.grid, 0, u32(1))
+        counter = block.team * (GRID_WORDS // 2)
+        turn = u32(block.turn[block.team] + u32(block.blocks))
+        block.turn[block.team] = turn
+        atomic_add(block.grid, counter, u32(1))
         spins = i64(0)
-        while i32(load_acquire(block.grid, 0) - turn) < 0:
+        while i32(load_acquire(block.grid, counter) - turn) < 0:
             relax(spins)
             spins += 1
     barrier()
+
+
+@device
+def team_of(block, first):
+    """The blocks from number `first` on, which is 0 or 1, as a grid of their own: numbered from 0, they share
+    work and meet at a barrier without block 0."""
+    first = i64(first)
+    return Block(block.id - first, block.blocks - first, block.shared, block.grid, block.turn, first)
 
 
 @device

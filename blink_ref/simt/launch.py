@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import BlinkError
 from . import on_python
 from .device import DeviceFunction
-from .vocabulary import Block
+from .vocabulary import GRID_WORDS, Block
 
 TARGETS = ("cuda", "cpu", "python")
 
@@ -45,8 +45,8 @@ def why_no_cuda() -> str:
 
 def make_blocks(count: int, shared: int) -> list[Block]:
     """Blocks of a grid on the CPU, each with an arena of `shared` floats, 64-byte aligned."""
-    grid = np.zeros(1, np.uint32)
-    return [Block(i, count, aligned(shared, np.float32), grid, np.zeros(1, np.uint32)) for i in range(count)]
+    grid = np.zeros(GRID_WORDS, np.uint32)
+    return [Block(i, count, aligned(shared, np.float32), grid, np.zeros(2, np.uint32)) for i in range(count)]
 
 
 def aligned(n: int, dtype: Any) -> np.ndarray:

@@ -24,7 +24,7 @@ from .cuda_words import arena
 from .device import DeviceFunction, references
 from .numba_cuda import cuda, cuda_types, driver, typeof, typeof_impl
 from .numba_cuda import dispatcher as cuda_dispatcher
-from .vocabulary import Block, i64, u32
+from .vocabulary import GRID_WORDS, Block, i64, u32
 
 SHARED_PER_BLOCK_DEFAULT = 48 * 1024
 """Bytes of dynamic shared memory that a kernel gets without asking."""
@@ -128,11 +128,11 @@ def kernel(fn: DeviceFunction, lanes: int) -> Any:
     @cuda.jit(launch_bounds=(lanes, 1))
     def run(grid, args):
         shared = arena()
-        turn = cuda.shared.array(1, u32)
+        turn = cuda.shared.array(2, u32)
         if cuda.threadIdx.x == 0:
-            turn[0] = u32(0)
+            turn[0] = turn[1] = u32(0)
         cuda.syncthreads()
-        body(Block(i64(cuda.blockIdx.x), i64(cuda.gridDim.x), shared, grid, turn), *args)
+        body(Block(i64(cuda.blockIdx.x), i64(cuda.gridDim.x), shared, grid, turn, i64(0)), *args)
 
     if fn.kept_on_disk:
         run._cache = _KernelCache(fn.python, lanes)
@@ -180,7 +180,7 @@ def start(fn: DeviceFunction, blocks: int, lanes: int, args: tuple[Any, ...], sh
     if lanes % 32 and lanes != 1:
         raise BlinkError(f"a CUDA block has whole warps of 32 lanes, or a single lane, not {lanes} lanes")
     run = kernel(fn, lanes)
-    grid = cuda.to_device(np.zeros(1, np.uint32))
+    grid = cuda.to_device(np.zeros(GRID_WORDS, np.uint32))
     compiled = run.compile((typeof(grid), typeof(args)))
     compiled.cooperative = True
     _allow_shared(compiled, shared * 4)

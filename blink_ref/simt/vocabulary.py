@@ -34,9 +34,15 @@ class Block(NamedTuple):
     shared: Any
     """float32 [n], 16-byte aligned: the block's arena, seen by its own lanes only"""
     grid: Any
-    """uint32 [1]: arrivals at the grid barrier, shared by all blocks"""
+    """uint32 [GRID_WORDS]: arrivals at the grid barrier, shared by all blocks, and at that of a team"""
     turn: Any
-    """uint32 [1]: the count at which this block leaves its next grid barrier; block-private"""
+    """uint32 [2]: the counts at which this block leaves its next grid barriers; block-private"""
+    team: Any = 0
+    """1 = all blocks but the first, as a grid of their own (see simt/grid.py)"""
+
+
+GRID_WORDS = 64
+"""Words of :attr:`Block.grid`: its two counters lie in different cache lines."""
 
 
 # --- who am I

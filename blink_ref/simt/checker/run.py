@@ -56,11 +56,11 @@ def check(
     arrays = _Arrays(Run(turns, lines, everyone), unwritten)
     names = fn.python.__code__.co_varnames[1:]
     watched = [arrays.watch(name, value) for name, value in zip(names, args, strict=False)]
-    grid = arrays.watch("block.grid", np.zeros(1, np.uint32))
+    grid = arrays.watch("block.grid", np.zeros(vocabulary.GRID_WORDS, np.uint32))
     threads = []
     for number, own in itertools.groupby(everyone[: blocks * lanes], key=lambda agent: agent.index // lanes):
         arena = arrays.watch("block.shared", np.full(shared, np.nan, np.float32), is_arena=True)
-        turn = arrays.watch("block.turn", np.zeros(1, np.uint32))
+        turn = arrays.watch("block.turn", np.zeros(2, np.uint32))
         block = vocabulary.Block(number, blocks, arena, grid, turn)
         threads += [_thread(agent, turns, fn.python, (block, *watched)) for agent in own]
     threads += [
