@@ -139,15 +139,15 @@ except ValueError as error:
     print("The NIC tried to write into the GPU's half:", error)
 
 # %% [markdown]
-# Last, the kernel's own arrays: what it keeps between steps (`slots`, `queue`), the plan of one step (`plan`) and
-# a place to put one aside (`paused`), how each slot's tokens are to be drawn (`wishes`), the cache of keys and
-# values (`cache`), the model and its intermediate results (`act`). All are NumPy arrays in named tuples. Nothing
-# is allocated after this.
+# Last, the kernel's own arrays: what it keeps between steps (`slots`, `queue`), the plan of one step (`plan`), a
+# place to put one aside (`paused`) and one to draft the next (`ahead`, which nothing uses here), how each slot's
+# tokens are to be drawn (`wishes`), the cache of keys and values (`cache`), the model and its intermediate results
+# (`act`). All are NumPy arrays in named tuples. Nothing is allocated after this.
 
 # %%
 view = memory.device_window(engine_side.nic, engine_side.gpu, layout)
 arguments = memory.arguments(config, weights, sizes, view)
-_, slots, queue, plan, paused, wishes, cache, model, act, context = arguments
+_, slots, queue, plan, paused, ahead, wishes, cache, model, act, context = arguments
 print("slots:", *slots._fields)
 print("queue:", *queue._fields)
 print("plan: ", *plan._fields)

@@ -124,8 +124,8 @@ class Bench:
         self.window = Memory(replace(memory.window_layout(config, chosen), **layout))
         view = memory.device_window(self.window.nic, self.window.gpu, self.window.layout)
         self.args = memory.arguments(config, weights, chosen, view)
-        self.view, self.slots, self.queue, self.plan, self.paused, self.sampling, self.cache, *_ = self.args
-        self.model, self.act = self.args[-3:-1]
+        self.view, self.slots, self.queue, self.plan, self.paused, *_ = self.args
+        self.ahead, self.sampling, self.cache, self.model, self.act = self.args[5:-1]
         for kept in (self.cache.keys, self.cache.values):
             kept.fill(np.nan)
         self.desks = [Desk(self.window, worker) for worker in range(self.window.layout.workers)]
@@ -252,7 +252,8 @@ def check_slots(made: Bench) -> None:
             assert slots.state[slot] == (DECODE if known > prompt else PREFILL) or known > prompt
             assert 0 <= done < known < prompt + slots.limit[slot]
             needed = pages_spec(done, made.cache.page_size)
-            assert needed <= slots.pages[slot] <= pages_spec(known, made.cache.page_size)
+            most = known + int(made.queue.own_block)  # for a step that was drafted and then not run
+            assert needed <= slots.pages[slot] <= pages_spec(most, made.cache.page_size)
         else:
             assert slots.pages[slot] == 0
             assert slots.state[slot] in (FREE, READY, DONE)
@@ -416,7 +417,7 @@ def answers_together(bench: Bench, requests: Sequence[Request]) -> list[Answer]:
 
 
 @device
-def interrupt_at(window, queue, plan, layer, layers):
+def interrupt_at(window, plan, layer, layers):
     """In the place of pause.watch: interrupt before the layers whose bits are set in word 1 of `trace`."""
     if layer < layers and plan.count[state.PREEMPTIBLE] == 1 and window.trace[1] >> u32(layer) & u32(1):
         plan.count[state.INTERRUPTED] = i32(layer)

@@ -8,16 +8,17 @@ from hypothesis import strategies as st
 
 from blink_ref import simt
 from blink_ref.kvcache.pages import pages_for, pages_spec
-from blink_ref.kvcache.prefix import chain_spec, file_page, found_pages, look_up, shared_spec
+from blink_ref.kvcache.prefix import chain_spec, found_pages, look_up, shared_spec
 from blink_ref.scheduler.residence import release_pages, share_page, take_page
+from blink_ref.scheduler.retire import file_pages
 from blink_ref.simt import device
-from blink_ref.simt.vocabulary import barrier, divide, i32, i64, thread_id
+from blink_ref.simt.vocabulary import barrier, i32, i64, thread_id
 
 targets = pytest.mark.parametrize("target", TARGETS)
 
 
 @device
-def live(block, window, slots, queue, cache, slot, stays, out):
+def live(block, window, slots, queue, ahead, cache, slot, stays, out):
     """A request's whole life as the cache sees it: look up, share, take, file, and let go unless it stays."""
     look_up(slots, cache, slot)
     if thread_id() == 0:
@@ -28,8 +29,7 @@ def live(block, window, slots, queue, cache, slot, stays, out):
         while slots.pages[slot] < pages_for(slots.known[slot], size):
             take_page(window, slots, queue, cache, slot)
         slots.done[slot] = slots.known[slot] - i32(1)
-        for place in range(found, divide(i64(slots.done[slot]), size)[0]):
-            file_page(slots, cache, slot, place)
+        file_pages(window, slots, queue, cache, ahead, slot, found * size, i64(slots.done[slot]))
         if not stays:
             release_pages(window, slots, queue, cache, slot)
     barrier()
@@ -47,7 +47,8 @@ class Texts:
         slots, out = self.made.slots, np.full(1, -1, np.int64)
         slots.token[slot, : len(text)] = text
         slots.known[slot], slots.hashed[slot] = len(text), 0
-        rest = self.made.view, slots, self.made.queue, self.made.cache, slot, stays, out
+        made = self.made
+        rest = made.view, slots, made.queue, made.ahead, made.cache, slot, stays, out
         simt.launch(live, 1, LANES[self.target], *rest, target=self.target)
         return int(out[0])
 

@@ -19,7 +19,7 @@ MOST, CONTEXT = 6, 64
 
 
 @device
-def plan_alone(block, window, slots, queue, plan, paused, sampling, cache, joining):
+def plan_alone(block, window, slots, queue, plan, paused, ahead, sampling, cache, joining):
     """Let slots with what they have done join the batch with the pages for it, and plan."""
     if thread_id() == 0:
         for n in range(joining.shape[0]):
@@ -28,7 +28,7 @@ def plan_alone(block, window, slots, queue, plan, paused, sampling, cache, joini
             join_batch(slots, queue, joining[n])
         measure_room(window)
     barrier()
-    make_plan(window, slots, queue, plan, paused, sampling, cache)
+    make_plan(window, slots, queue, plan, paused, ahead, sampling, cache)
 
 
 def bench(rows, pages=200, **layout):
@@ -50,7 +50,7 @@ def planned(made, requests, target):
         made.sampling.seed[slot] = 2**63 + slot
         made.sampling.filtered[slot] = slot % 2
     joining = np.array([slot for slot, *_ in requests], np.int32)
-    simt.launch(plan_alone, 1, LANES[target], *made.args[:7], joining, target=target)
+    simt.launch(plan_alone, 1, LANES[target], *made.args[:8], joining, target=target)
     return chunks_of(made)
 
 

@@ -17,8 +17,8 @@ targets = pytest.mark.parametrize("target", TARGETS)
 
 
 @device
-def watch_alone(block, window, queue, plan, layer, layers):
-    watch(window, queue, plan, layer, layers)
+def watch_alone(block, window, plan, layer, layers):
+    watch(window, plan, layer, layers)
 
 
 @device
@@ -54,9 +54,9 @@ def test_a_step_is_interrupted_when_somebody_rings_and_it_may_be_and_has_a_layer
 ):
     made = bench(workers=2)
     made.window.nic["urgent"][:: LINE // 4] = 2**32 - 1, 5  # 4, modulo 2**32
-    made.queue.count[state.URGENT_RUNG] = seen
+    made.plan.count[state.URGENT_SEEN] = np.uint32(seen).astype(np.int32)
     made.plan.count[state.PREEMPTIBLE] = preemptible
-    simt.launch(watch_alone, 1, 1, made.view, made.queue, made.plan, layer, 2, target=target)
+    simt.launch(watch_alone, 1, 1, made.view, made.plan, layer, 2, target=target)
     expected = layer if preemptible and seen != 4 and layer < 2 else 0
     assert made.plan.count[state.INTERRUPTED] == expected
 
@@ -72,7 +72,7 @@ def test_a_step_is_for_the_urgent_while_one_waits_for_its_first_token_but_not_fo
     made.queue.count[state.RUNNING], made.queue.count[state.STREAK] = len(running), streak
     for slot, (urgent, answering, in_flight) in enumerate(running):
         made.queue.running[slot] = slot
-        made.slots.urgent[slot], made.slots.flight[slot] = urgent, in_flight
+        made.slots.urgent[slot], made.slots.flight[slot] = urgent, state.IN_PAUSED * in_flight
         made.slots.prompt_len[slot], made.slots.known[slot] = 5, 5 + answering
     waits = any(urgent and not answering and not in_flight for urgent, answering, in_flight in running)
     others = any(not urgent for urgent, *_ in running)
@@ -112,6 +112,7 @@ def test_a_plan_put_aside_and_brought_back_is_the_same_but_for_the_layer_to_begi
     back = made.view, made.queue, plan, made.paused
     simt.launch(bring_back_alone, 1, LANES[target], *back, target=target)
     before[0][state.FIRST_LAYER], before[0][state.INTERRUPTED] = 1, 0
+    before[0][state.URGENT_SEEN] = made.queue.count[state.URGENT_RUNG]
     before[0][state.PREEMPTIBLE] = not long_streak  # for the others it is high time
     lengths = [16, 0, *[rows] * 3, *[chunks] * 6, *[samples] * 6]
     for old, new, n in zip(before, plan, lengths, strict=True):

@@ -188,7 +188,7 @@ def run(seed: int) -> list[Count]:
     nic_half, gpu_half = np.zeros((), layout.nic_half), np.zeros((), layout.gpu_half)
     window = memory.device_window(nic_half, gpu_half, layout)
     args = memory.arguments(MODEL, Weights.random(MODEL, seed=1, scale=0.3), SETTINGS, window)
-    *_, paused, _, cache, _, act, _ = args
+    *_, paused, _, _, cache, _, act, _ = args
     return check(
         serve,
         SETTINGS.blocks,

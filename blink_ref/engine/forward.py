@@ -10,7 +10,6 @@ from ..kernels.tensors import DOWN, OUT
 from ..scheduler.pause import copy_stream, watch
 from ..scheduler.sight import (
     ATTENDED,
-    DRAWN,
     EMBEDDED,
     GATED,
     LAYER,
@@ -27,10 +26,10 @@ from ..simt.vocabulary import i64, opaque
 
 
 @device
-def forward(block, window, slots, queue, plan, paused, sampling, cache, model, act):
+def forward(block, window, slots, plan, paused, sampling, cache, model, act):
     """Compute the plan's rows and draw its samples, or as much of it as is done when an urgent request rings.
 
-    All blocks, after a grid barrier; ends with one.
+    All blocks of a grid or a team, after a grid barrier of all; the caller ends it with another.
     """
     rows, samples, layer = i64(plan.count[ROWS]), i64(plan.count[SAMPLES]), i64(plan.count[FIRST_LAYER])
     filtered, interrupted = plan.count[FILTERED] > 0, False
@@ -66,7 +65,7 @@ def forward(block, window, slots, queue, plan, paused, sampling, cache, model, a
         add_linear(block, act.gated, rows, weights, matrix[layer, DOWN], hidden, ffn, act.x)
         layer += 1
         if timed >= 0:
-            watch(window, queue, plan, layer, i64(model.layers))
+            watch(window, plan, layer, i64(model.layers))
         grid_barrier(block)
         stamp(plan, LOWERED, layer == timed + 1)
         interrupted = plan.count[INTERRUPTED] == layer
@@ -75,8 +74,6 @@ def forward(block, window, slots, queue, plan, paused, sampling, cache, model, a
     else:
         stamp(plan, LAYERS, timed >= 0)
         logits_and_draw(block, plan, samples, sampling, model, act.x, act.logits)
-    grid_barrier(block)
-    if filtered and not interrupted:
-        draw_filtered(block, plan, samples, slots, sampling, model, act)
-        grid_barrier(block)
-    stamp(plan, DRAWN, timed >= 0 and not interrupted)
+        if filtered:
+            grid_barrier(block)
+            draw_filtered(block, plan, samples, slots, sampling, model, act)

@@ -44,6 +44,8 @@ class Settings:
     """places in the batch that only latency-sensitive requests get"""
     layer_preemption: bool = True
     """whether those interrupt a step between two layers, or wait for its end"""
+    scheduler_block: bool = False
+    """whether block 0 only schedules, while the others compute; there are two blocks then at least"""
     sharing: bool = True
     """whether requests that begin alike share pages"""
 

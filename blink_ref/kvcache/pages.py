@@ -6,7 +6,7 @@ A page holds P positions of every layer and kv head. It is in one of four places
 - *cached*: held by nobody, but found by its tokens (see :mod:`.prefix`); the one unused for longest is
   taken when there is no free one;
 - *free*: on the stack;
-- *in limbo*: given back while a paused step has yet to write to it; it is free when that step has ended.
+- *in limbo*: given back while a step has yet to write to it; it is free when that step has ended.
 
 Only the scheduler's block moves pages, one lane at a time, so nothing here needs a lock.
 """
@@ -41,7 +41,7 @@ class Cache(NamedTuple):
     free: Any
     """int32 [pages]: the free pages, a stack"""
     limbo: Any
-    """int32 [pages]: pages that a paused step will still write to"""
+    """int32 [pages]: pages that a step will still write to"""
     count: Any
     """int32 [3]: see the places above"""
     newer: Any
@@ -147,14 +147,14 @@ def hold(cache, page):
 
 @device
 def let_go(cache, page, in_use):
-    """One holder less. `in_use` = 1: the holder has rows in a paused step. One lane.
+    """One holder less. `in_use` > 0: the holder has rows in a step that is paused, or may be. One lane.
 
     Those rows are nobody's any more, but they will be computed. What they read does not matter; what they
     write must not be anybody else's. They write to pages that are not filed, since those are not full.
     """
     cache.references[page] -= i32(1)
     if cache.references[page] == 0:
-        if in_use == 1 and cache.filed[page] == 0:
+        if in_use > 0 and cache.filed[page] == 0:
             cache.limbo[cache.count[LIMBO]] = i32(page)
             cache.count[LIMBO] += i32(1)
         else:
@@ -163,7 +163,7 @@ def let_go(cache, page, in_use):
 
 @device
 def empty_limbo(cache):
-    """The paused step has ended: the pages that it wrote to are free. One lane."""
+    """The step has ended: the pages that it wrote to are free. One lane."""
     for n in range(cache.count[LIMBO]):
         put_back(cache, i64(cache.limbo[n]))
     cache.count[LIMBO] = i32(0)

@@ -13,7 +13,7 @@ last page first, so the parent is always the newer of the two among the unused.
 
 from ..simt import device
 from ..simt.vocabulary import barrier, block_threads, divide, i32, i64, thread_id, u64
-from .pages import hold, leave_unused, let_go
+from .pages import leave_unused
 
 OFFSET, PRIME = u64(0xCBF29CE484222325), u64(0x100000001B3)
 """Of FNV-1a (Fowler, Noll, Vo), here over tokens in place of bytes."""
@@ -144,26 +144,18 @@ def found_pages(slots, cache, slot):
 
 
 @device
-def file_page(slots, cache, slot, i):
-    """The slot's page number i is full: file it, or hold the page filed before with the same text. One lane.
+def file_page(slots, cache, slot, i, parent):
+    """The slot's page number i is full: file it, unless a page with the same text is. One lane.
 
-    Returns the page given up for the other, or NONE.
+    `parent` is 1 + the filed page before it, 0 for the first. Returns the page that is filed.
     """
-    page, parent = i64(cache.table[slot, i]), i64(0)
-    if i > 0:
-        parent = i64(cache.table[slot, i - 1]) + 1
-    size = i64(cache.page_size)
+    page, size = i64(cache.table[slot, i]), i64(cache.page_size)
     if i >= slots.hashed[slot]:
         cache.chain[slot, i] = page_hash(slots.token, slot, i * size, size)
         link_chain(slots, cache, slot, i + 1)
     other = find(slots, cache, slot, i, parent)
-    if other == page:
-        return i64(NONE)
     if other != NONE:
-        hold(cache, other)
-        cache.table[slot, i] = i32(other)
-        let_go(cache, page, 0)
-        return page
+        return other
     for n in range(size):
         cache.token[page, n] = slots.token[slot, i * size + n]
     cache.hash[page] = cache.chain[slot, i]
@@ -172,7 +164,7 @@ def file_page(slots, cache, slot, i):
     cache.following[page] = cache.bucket[at]
     cache.bucket[at] = i32(page + 1)
     cache.filed[page] = i32(1)
-    return i64(NONE)
+    return page
 
 
 @device

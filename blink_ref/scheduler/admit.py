@@ -117,10 +117,10 @@ def choose(window, slots, queue, urgent_only):
 def can_start(window, slots, slot):
     """Whether nothing holds a waiting request back. One lane.
 
-    A step that is paused may still use the page table of the slot's last request; and who shares a
+    A step in flight may still use the page table of the slot's last request; and who shares a
     prompt with an earlier request waits until that has computed it.
     """
-    if slots.ending[slot] != 0 or slots.flight[slot] == 1 or stalls(window, slot):
+    if slots.ending[slot] != 0 or slots.flight[slot] != 0 or stalls(window, slot):
         return False
     leader = i64(slots.leader[slot]) - 1
     if leader < 0:

@@ -38,7 +38,7 @@ from ..simt.vocabulary import (
     thread_id,
     u32,
 )
-from .state import ARRIVED, ENDING, RUNG, URGENT_RUNG, WAITING
+from .state import ARRIVED, ENDING, IN_RUNNING, RUNG, URGENT_RUNG, WAITING
 from .trace import event, look_for_tracer
 
 AT_ONCE = 4
@@ -117,12 +117,13 @@ def scan(window, slots, queue):
 def look_at(window, slots, queue, slot, rung, now):
     """One lane: list a free slot whose doorbell differs from the generation last taken; see to a live one.
 
-    A slot whose request has not ended is not taken again: its NIC breaks the protocol if it rings.
+    A slot whose request has not ended is not taken again: its NIC breaks the protocol if it rings. Nor one
+    that other blocks still compute a row for, which will be dropped: a step later.
     """
-    if slots.state[slot] == FREE:
+    if slots.state[slot] == FREE and slots.flight[slot] != IN_RUNNING:
         if rung != slots.taken[slot]:
             queue.rung[atomic_add(queue.count, RUNG, i64(1))] = i32(slot)
-    elif slots.ending[slot] == 0:
+    elif slots.state[slot] != FREE and slots.ending[slot] == 0:
         if cancelled(window, slots, slot):
             mark_ending(slots, queue, slot, CANCEL)
         elif slots.deadline[slot] > 0 and slots.deadline[slot] <= now:

@@ -8,26 +8,29 @@ known draws a sample.
 """
 
 from ..ring.device import worker_of
-from ..ring.layout import EVENT_ROWS
 from ..ring.layout import PAUSED as SHOWN_AS_PAUSED
 from ..simt import device
 from ..simt.vocabulary import barrier, block_threads, i32, i64, thread_id, u32
-from .pause import bring_back, urgent_first
+from .pause import bring_back, known_soon, urgent_first
 from .residence import RECORDS_A_SAMPLE, secure
 from .state import (
     CHUNKS,
     DEALING,
     DECODING,
     FILTERED,
+    IN_PAUSED,
     PAUSED,
     PREEMPTIBLE,
     RESUMING,
     ROWS,
     RUNNING,
     SAMPLES,
+    SCORED,
+    SHORT,
     STREAK,
+    URGENT_RUNG,
+    URGENT_SEEN,
 )
-from .trace import event
 
 BEST_OF_NONE = i64(-(2**63))
 
@@ -47,10 +50,10 @@ def chunks_spec(running: list[tuple[int, int]], rows: int) -> list[tuple[int, in
 
 
 @device
-def make_plan(window, slots, queue, plan, paused, sampling, cache):
+def make_plan(window, slots, queue, plan, paused, ahead, sampling, cache):
     """Fill the plan for one step. All lanes of the scheduler's block; ends with a barrier."""
     if thread_id() == 0:
-        choose_work(window, slots, queue, plan, sampling, cache)
+        choose_work(window, slots, queue, plan, ahead, sampling, cache)
     barrier()
     if queue.count[RESUMING] == 1:
         bring_back(window, queue, plan, paused)
@@ -61,25 +64,27 @@ def make_plan(window, slots, queue, plan, paused, sampling, cache):
 
 
 @device
-def choose_work(window, slots, queue, plan, sampling, cache):
+def choose_work(window, slots, queue, plan, ahead, sampling, cache):
     """Deal rows: of an urgent step, else of none if a paused one can go on, else of everybody's. One lane."""
     plan.count[ROWS] = i32(0)
     queue.count[RESUMING] = 0
     if urgent_first(slots, queue):
-        deal_rows(window, slots, queue, plan, sampling, cache, True)
+        deal_rows(window, slots, queue, plan, ahead, sampling, cache, True)
         queue.count[STREAK] += 1
     if plan.count[ROWS] == 0:
         queue.count[RESUMING] = queue.count[PAUSED]
         if queue.count[PAUSED] == 0:
             queue.count[STREAK] = 0
-            deal_rows(window, slots, queue, plan, sampling, cache, False)
+            deal_rows(window, slots, queue, plan, ahead, sampling, cache, False)
 
 
 @device
-def deal_rows(window, slots, queue, plan, sampling, cache, urgent_only):
+def deal_rows(window, slots, queue, plan, ahead, sampling, cache, urgent_only):
     """Give the running their rows, by their order, and the pages for them. One lane."""
     for place in range(plan.count.shape[0]):
         plan.count[place] = i32(0)
+    plan.count[URGENT_SEEN] = i32(queue.count[URGENT_RUNG])
+    queue.count[SHORT] = 0
     left = i64(plan.slot.shape[0])
     for n in range(queue.count[RUNNING]):
         slot = i64(queue.running[n])
@@ -97,9 +102,11 @@ def deal_rows(window, slots, queue, plan, sampling, cache, urgent_only):
             if not may_send(window, slot):
                 window.state[slot] = u32(SHOWN_AS_PAUSED)
             else:
-                n = secure(window, slots, queue, cache, slot, n)
+                held = secure(window, slots, queue, cache, slot, n)
+                queue.count[SHORT] += i64(held < n)
+                n = held
                 if n > 0:
-                    add_chunk(window, slots, queue, plan, sampling, slot, n)
+                    add_chunk(window, slots, queue, plan, ahead, sampling, slot, n)
                 if want > 1:
                     left -= n
         queue.count[DEALING] += 1
@@ -108,10 +115,16 @@ def deal_rows(window, slots, queue, plan, sampling, cache, urgent_only):
 
 @device
 def wanted_rows(slots, slot, urgent_only):
-    """Rows that a running slot wants of the step; none if it has some in a paused one. One lane."""
-    if slots.flight[slot] == 1 or (urgent_only and slots.urgent[slot] == 0):
+    """Rows that a running slot wants of the step; none if it has some in a paused one. One lane.
+
+    While it has rows in a step that other blocks compute: what it will want then, unless it ends with it.
+    """
+    if slots.flight[slot] == IN_PAUSED or (urgent_only and slots.urgent[slot] == 0):
         return i64(0)
-    return i64(slots.known[slot]) - i64(slots.done[slot])
+    known = known_soon(slots, slot)
+    if known > slots.known[slot] and known - slots.prompt_len[slot] >= slots.limit[slot]:
+        return i64(0)
+    return known - slots.done[slot] - slots.ahead[slot]
 
 
 @device
@@ -122,9 +135,12 @@ def may_send(window, slot):
 
 
 @device
-def add_chunk(window, slots, queue, plan, sampling, slot, n):
+def add_chunk(window, slots, queue, plan, ahead, sampling, slot, n):
     """Add n rows of a slot to the plan. One lane."""
-    chunk, row, first = i64(plan.count[CHUNKS]), plan.count[ROWS], slots.done[slot]
+    chunk, row, first = i64(plan.count[CHUNKS]), plan.count[ROWS], slots.done[slot] + slots.ahead[slot]
+    ahead.source[chunk] = i32(-1)
+    if first == slots.known[slot]:
+        ahead.source[chunk] = slots.sample[slot]
     plan.chunk_slot[chunk] = i32(slot)
     plan.chunk_taken[chunk] = slots.taken[slot]
     plan.chunk_row[chunk] = row
@@ -136,7 +152,7 @@ def add_chunk(window, slots, queue, plan, sampling, slot, n):
     plan.count[DECODING] += i32(first >= slots.prompt_len[slot])
     if slots.urgent[slot] == 0:
         plan.count[PREEMPTIBLE] = i32(queue.layer_preemption)
-    if first + n == slots.known[slot]:
+    if first + n == known_soon(slots, slot):
         sample = i64(plan.count[SAMPLES])
         plan.chunk_sample[chunk] = i32(sample)
         plan.sample_row[sample] = i32(row + n - 1)
@@ -147,18 +163,19 @@ def add_chunk(window, slots, queue, plan, sampling, slot, n):
         plan.best[sample] = BEST_OF_NONE
         plan.count[SAMPLES] = i32(sample + 1)
         plan.count[FILTERED] += sampling.filtered[slot]
+        plan.count[SCORED] += i32(sampling.logprobs[slot] > 0)
         window.dealt[worker_of(window, slot)] += RECORDS_A_SAMPLE
     window.state[slot] = u32(slots.state[slot])
-    event(window, queue, EVENT_ROWS, slot, i64(first) << 20 | n)
 
 
 @device
 def fill_rows(slots, plan, chunk):
-    """Slot, position and token of each row of a chunk. All lanes share out the rows."""
+    """Slot, position and, if it is known, token of each row of a chunk. All lanes share out the rows."""
     slot, row, first = i64(plan.chunk_slot[chunk]), i64(plan.chunk_row[chunk]), i64(plan.chunk_first[chunk])
     n = i64(thread_id())
     while n < plan.chunk_rows[chunk]:
         plan.slot[row + n] = i32(slot)
         plan.position[row + n] = i32(first + n)
-        plan.token[row + n] = slots.token[slot, first + n]
+        if first + n < slots.known[slot]:
+            plan.token[row + n] = slots.token[slot, first + n]
         n += block_threads()

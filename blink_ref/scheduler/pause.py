@@ -9,12 +9,13 @@ are dealt no rows, and are nobody's victims.
 from ..ring.device import urgent_rung, worker_of
 from ..ring.layout import EVENT_PAUSE, EVENT_RESUME
 from ..simt import device, first_of_share
-from ..simt.vocabulary import barrier, block_copy, block_threads, clock_ns, i32, i64, thread_id
-from .residence import RECORDS_A_SAMPLE
+from ..simt.vocabulary import barrier, block_copy, block_threads, clock_ns, i32, i64, thread_id, u32
+from .residence import RECORDS_A_SAMPLE, forget_reserved
 from .sight import LAYERS, LOOKED, NUMBER, stamp
 from .state import (
     CHUNKS,
     FIRST_LAYER,
+    IN_PAUSED,
     INTERRUPTED,
     PAUSED,
     PAUSES,
@@ -24,6 +25,7 @@ from .state import (
     SAMPLES,
     STREAK,
     URGENT_RUNG,
+    URGENT_SEEN,
 )
 from .trace import event
 
@@ -42,18 +44,27 @@ def urgent_first(slots, queue):
         slot = i64(queue.running[n])
         if slots.urgent[slot] == 0:
             others = True
-        elif slots.known[slot] == slots.prompt_len[slot]:
-            waits = waits or slots.flight[slot] == 0
+        elif slots.known[slot] == slots.prompt_len[slot] and slots.flight[slot] != IN_PAUSED:
+            waits = waits or known_soon(slots, slot) == slots.known[slot]
     return waits and not (others and queue.count[STREAK] >= MOST_STREAK)
 
 
 @device
-def watch(window, queue, plan, layer, layers):
+def known_soon(slots, slot):
+    """Tokens that a slot knows when the step that other blocks compute has ended. One lane."""
+    known = i64(slots.known[slot])
+    if slots.ahead[slot] > 0:
+        known += i64(slots.done[slot] + slots.ahead[slot] == known)
+    return known
+
+
+@device
+def watch(window, plan, layer, layers):
     """Before `layer`: interrupt the step if an urgent request has rung. One lane of the grid.
 
     A grid barrier shows it to all. Before one layer a step is interrupted once, so it gets on.
     """
-    if layer < layers and plan.count[PREEMPTIBLE] == 1 and i64(urgent_rung(window)) != queue.count[URGENT_RUNG]:
+    if layer < layers and plan.count[PREEMPTIBLE] == 1 and urgent_rung(window) != u32(plan.count[URGENT_SEEN]):
         plan.count[INTERRUPTED] = i32(layer)
 
 
@@ -67,9 +78,11 @@ def put_aside(window, slots, queue, plan, paused):
         kept.count[FIRST_LAYER] = plan.count[INTERRUPTED]
         kept.count[INTERRUPTED] = i32(0)
         kept.stamp[LAYERS] = clock_ns()
+        forget_reserved(window)
         for chunk in range(plan.count[CHUNKS]):
             slot = i64(plan.chunk_slot[chunk])
-            slots.flight[slot] = i32(1)
+            slots.flight[slot] = i32(IN_PAUSED)
+            slots.ahead[slot] = i32(0)
             if plan.chunk_sample[chunk] >= 0:
                 window.reserved[worker_of(window, slot)] += RECORDS_A_SAMPLE
         plan.count[CHUNKS] = i32(0)
@@ -88,8 +101,8 @@ def bring_back(window, queue, plan, paused):
         away = i64(clock_ns()) - plan.stamp[LAYERS]
         for place in range(NUMBER):
             plan.stamp[place] += away  # as if no time had passed
-        for worker in range(window.workers):
-            window.reserved[worker] = 0
+        forget_reserved(window)
+        plan.count[URGENT_SEEN] = i32(queue.count[URGENT_RUNG])
         if queue.count[STREAK] >= MOST_STREAK:
             plan.count[PREEMPTIBLE] = i32(0)
         queue.count[STREAK] = 0
@@ -100,33 +113,44 @@ def bring_back(window, queue, plan, paused):
 @device
 def copy_plan(source, target):
     """All of one plan into another. All lanes of one block; no barrier."""
-    copy_words(source.count, target.count, source.count.shape[0])
-    copy_words(source.stamp, target.stamp, source.stamp.shape[0])
     rows, chunks, samples = source.count[ROWS], source.count[CHUNKS], source.count[SAMPLES]
-    copy_words(source.slot, target.slot, rows)
-    copy_words(source.token, target.token, rows)
-    copy_words(source.position, target.position, rows)
-    copy_words(source.chunk_slot, target.chunk_slot, chunks)
-    copy_words(source.chunk_taken, target.chunk_taken, chunks)
-    copy_words(source.chunk_row, target.chunk_row, chunks)
-    copy_words(source.chunk_rows, target.chunk_rows, chunks)
-    copy_words(source.chunk_first, target.chunk_first, chunks)
-    copy_words(source.chunk_sample, target.chunk_sample, chunks)
-    copy_words(source.sample_row, target.sample_row, samples)
-    copy_words(source.sample_slot, target.sample_slot, samples)
-    copy_words(source.draw, target.draw, samples)
-    copy_words(source.temperature, target.temperature, samples)
-    copy_words(source.seed, target.seed, samples)
-    copy_words(source.best, target.best, samples)
+    i = i64(thread_id())
+    while i < max(rows, i64(source.count.shape[0])):  # all loads of a turn are under way at the same time
+        if i < source.count.shape[0]:
+            count, ns = source.count[i], source.stamp[i]
+            target.count[i], target.stamp[i] = count, ns
+        if i < rows:
+            copy_row(source, target, i)
+        if i < chunks:
+            copy_chunk(source, target, i)
+        if i < samples:
+            copy_sample(source, target, i)
+        i += block_threads()
 
 
 @device
-def copy_words(source, target, n):
-    """``target[:n] = source[:n]``. All lanes of one block; no barrier."""
-    i = i64(thread_id())
-    while i < n:
-        target[i] = source[i]
-        i += block_threads()
+def copy_row(source, target, i):
+    """One row of one plan into another. One lane."""
+    slot, token, position = source.slot[i], source.token[i], source.position[i]
+    target.slot[i], target.token[i], target.position[i] = slot, token, position
+
+
+@device
+def copy_chunk(source, target, i):
+    """One chunk of one plan into another. One lane."""
+    slot, taken, row = source.chunk_slot[i], source.chunk_taken[i], source.chunk_row[i]
+    rows, first, sample = source.chunk_rows[i], source.chunk_first[i], source.chunk_sample[i]
+    target.chunk_slot[i], target.chunk_taken[i], target.chunk_row[i] = slot, taken, row
+    target.chunk_rows[i], target.chunk_first[i], target.chunk_sample[i] = rows, first, sample
+
+
+@device
+def copy_sample(source, target, i):
+    """One sample of one plan into another. One lane."""
+    row, slot, draw = source.sample_row[i], source.sample_slot[i], source.draw[i]
+    temperature, seed, best = source.temperature[i], source.seed[i], source.best[i]
+    target.sample_row[i], target.sample_slot[i], target.draw[i] = row, slot, draw
+    target.temperature[i], target.seed[i], target.best[i] = temperature, seed, best
 
 
 @device

@@ -91,7 +91,8 @@ def release_pages(window, slots, queue, cache, slot):
 def secure(window, slots, queue, cache, slot, n):
     """Pages for the slot's next n positions, if need be from others; for how many it has them now. One lane."""
     size = i64(cache.page_size)
-    needed = pages_for(i64(slots.done[slot]) + n, size)
+    first = i64(slots.done[slot]) + slots.ahead[slot]
+    needed = pages_for(first + n, size)
     while slots.pages[slot] < needed:
         if spare_pages(cache) == 0:
             victim = find_victim(window, slots, queue)
@@ -100,14 +101,14 @@ def secure(window, slots, queue, cache, slot, n):
             preempt(window, slots, queue, cache, victim)
         else:
             take_page(window, slots, queue, cache, slot)
-    return max(i64(0), min(n, i64(slots.pages[slot]) * size - i64(slots.done[slot])))
+    return max(i64(0), min(n, i64(slots.pages[slot]) * size - first))
 
 
 @device
 def find_victim(window, slots, queue):
     """Who gives way to the slot being dealt (see :func:`victim_spec`), or -1. One lane.
 
-    Not who has rows in a paused step, nor, what would be in vain, who has no pages.
+    Not who has rows in flight, nor, what would be in vain, who has no pages.
     """
     mine = queue.count[DEALING]
     n = i64(queue.count[RUNNING]) - 1
@@ -125,6 +126,13 @@ def measure_room(window):
     """See how much the outboxes have room for. One lane, before anybody asks who stalls."""
     for worker in range(window.workers):
         window.room[worker] = outbox_room(window, worker)
+
+
+@device
+def forget_reserved(window):
+    """Nothing is in flight any more that will be sent. One lane."""
+    for worker in range(window.workers):
+        window.reserved[worker] = 0
 
 
 @device

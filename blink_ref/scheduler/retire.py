@@ -1,6 +1,6 @@
 """After a step: tokens go out, full pages are filed, requests end."""
 
-from ..kvcache.pages import empty_limbo
+from ..kvcache.pages import empty_limbo, hold, let_go
 from ..kvcache.prefix import file_page
 from ..ring.device import outbox_room, worker_of, write_record
 from ..ring.layout import (
@@ -20,11 +20,11 @@ from ..ring.layout import (
     TOKEN,
 )
 from ..simt import device
-from ..simt.vocabulary import divide, i32, i64, rank_index, thread_id, u32
+from ..simt.vocabulary import barrier, block_threads, divide, i32, i64, rank_index, thread_id, u32
 from .arrivals import mark_ending
-from .residence import leave_batch, release_pages, show_free, show_page
-from .sight import LOOKED, show_step, stamp
-from .state import CHUNKS, ENDING, PAUSED, WAITING
+from .residence import forget_reserved, leave_batch, release_pages, show_free, show_page
+from .sight import LOOKED, NUMBER, show_step, stamp
+from .state import CHUNKS, ENDING, MOVES, PAUSED, WAITING
 from .trace import event
 
 
@@ -52,51 +52,144 @@ def end_reason(slots, sampling, eos, slot, token):
 
 
 @device
-def publish(window, slots, queue, plan, cache, sampling, model, act):
-    """Send the step's tokens, file the pages it filled, and mark the requests it ends. All lanes of one block.
+def publish(window, slots, queue, plan, ahead, cache, sampling, model, act):
+    """Take in what the step has brought, tell of it, and file the pages it filled. All lanes of one block.
 
-    One lane does it, in the order of the chunks. The plan saw to it that the outboxes have room. What
-    the step did for a request that has ended meanwhile is dropped. No barrier.
+    Lane 0 is the last.
     """
-    if thread_id() == 0 and plan.count[CHUNKS] > 0:
-        show_step(window, queue, plan, model.layers)
-        for chunk in range(plan.count[CHUNKS]):
-            slot = i64(plan.chunk_slot[chunk])
-            slots.flight[slot] = i32(0)
-            running = slots.state[slot] == PREFILL or slots.state[slot] == DECODE
-            if running and slots.taken[slot] == plan.chunk_taken[chunk]:
-                land(window, slots, queue, plan, cache, sampling, model, act, chunk, slot)
+    take_in(slots, queue, plan, ahead.landed, sampling, model.eos)
+    barrier()
+    if thread_id() == 0:
         plan.count[CHUNKS] = i32(0)
+        tell(window, slots, queue, ahead.landed, sampling, act, model.layers)
+        file_landed(window, slots, queue, cache, ahead)
         if queue.count[PAUSED] == 0:
             empty_limbo(cache)
-    if thread_id() == 0:
+            forget_reserved(window)
         stamp(plan, LOOKED, True)
 
 
 @device
-def land(window, slots, queue, plan, cache, sampling, model, act, chunk, slot):
+def take_in(slots, queue, plan, landed, sampling, eos):
+    """The step's tokens become known, its positions done, and the requests that it ends are marked.
+
+    All lanes of one block share the chunks, and note in `landed` what is to be told; no barrier. What the step
+    did for a request that has ended meanwhile is dropped.
+    """
+    n = i64(thread_id())
+    while n < plan.count.shape[0]:
+        landed.count[n] = plan.count[n]
+        landed.stamp[n] = plan.stamp[n]
+        n += block_threads()
+    chunk = i64(thread_id())
+    while chunk < plan.count[CHUNKS]:
+        slot = i64(plan.chunk_slot[chunk])
+        slots.flight[slot] = slots.ahead[slot] = i32(0)
+        running = slots.state[slot] == PREFILL or slots.state[slot] == DECODE
+        if running and slots.taken[slot] == plan.chunk_taken[chunk]:
+            land(slots, queue, plan, landed, sampling, eos, chunk, slot)
+        else:
+            landed.chunk_slot[chunk] = i32(-1)
+        chunk += block_threads()
+
+
+@device
+def land(slots, queue, plan, landed, sampling, eos, chunk, slot):
     """One lane: a chunk's positions are in the cache, and its sample, if it drew one, is a token."""
-    size, before = i64(cache.page_size), i64(slots.done[slot])
-    done = before + plan.chunk_rows[chunk]
-    slots.done[slot] = i32(done)
-    window.position[slot] = u32(done)
-    if cache.sharing == 1:
-        for page in range(divide(before, size)[0], divide(done, size)[0]):
-            given_up = file_page(slots, cache, slot, page)
-            if given_up >= 0:
-                show_free(window, queue, cache, slot, given_up)
-                show_page(window, queue, cache, slot, page)
-    sample = i64(plan.chunk_sample[chunk])
+    first, rows, sample = plan.chunk_first[chunk], plan.chunk_rows[chunk], i64(plan.chunk_sample[chunk])
+    landed.chunk_slot[chunk] = i32(slot)
+    landed.chunk_first[chunk] = first
+    landed.chunk_rows[chunk] = rows
+    landed.chunk_sample[chunk] = i32(sample)
+    slots.done[slot] = first + rows
     if sample >= 0:
-        token = i64(rank_index(plan.best[sample]))
-        send_token(window, slots, sampling, act, slot, sample, token)
-        reason = end_reason(slots, sampling, model.eos, slot, token)
+        token = i32(rank_index(plan.best[sample]))
+        landed.token[chunk] = token
+        slots.token[slot, slots.known[slot]] = token
+        slots.known[slot] += i32(1)
+        slots.state[slot] = i32(DECODE)
+        reason = end_reason(slots, sampling, eos, slot, token)
         if reason != 0:
             mark_ending(slots, queue, slot, reason)
 
 
 @device
-def send_token(window, slots, sampling, act, slot, sample, token):
+def tell(window, slots, queue, landed, sampling, act, layers):
+    """Send what has landed, in the order of the chunks; the plan saw to it that there is room. One lane."""
+    if landed.count[CHUNKS] > 0 and landed.stamp[NUMBER] > 0:
+        show_step(window, queue, landed, layers)
+    for chunk in range(landed.count[CHUNKS]):
+        slot = i64(landed.chunk_slot[chunk])
+        if slot >= 0:
+            window.position[slot] = u32(landed.chunk_first[chunk] + landed.chunk_rows[chunk])
+            sample = i64(landed.chunk_sample[chunk])
+            if sample >= 0:
+                send_token(window, sampling, act, slot, sample, i64(landed.token[chunk]))
+
+
+@device
+def file_landed(window, slots, queue, cache, ahead):
+    """File the pages that have been filled; nothing that has landed is in hand any more. One lane."""
+    landed = ahead.landed
+    if cache.sharing == 1:
+        for chunk in range(landed.count[CHUNKS]):
+            slot, first = i64(landed.chunk_slot[chunk]), i64(landed.chunk_first[chunk])
+            if slot >= 0:
+                file_pages(window, slots, queue, cache, ahead, slot, first, first + landed.chunk_rows[chunk])
+    landed.count[CHUNKS] = i32(0)
+
+
+@device
+def file_pages(window, slots, queue, cache, ahead, slot, begin, end):
+    """File the pages of a slot that positions `begin` to `end` have filled. One lane.
+
+    Where a page with the same text is filed already, the slot gives its own up for it: at once, or where
+    other blocks are reading the slot's page table, when they have done so (:func:`move_pages`).
+    """
+    size = i64(cache.page_size)
+    place, whole, parent = divide(begin, size)[0], divide(end, size)[0], i64(0)
+    if place > 0:
+        parent = i64(cache.table[slot, place - 1]) + 1
+    while place < whole:
+        page = file_page(slots, cache, slot, place, parent)
+        if page != cache.table[slot, place]:
+            if slots.flight[slot] == 0:
+                hold(cache, page)
+                move_page(window, slots, queue, cache, slot, place, page)
+            elif slots.ending[slot] == 0:
+                hold(cache, page)
+                n = queue.count[MOVES]
+                ahead.moved[n, 0] = i32(slot)
+                ahead.moved[n, 1] = i32(place)
+                ahead.moved[n, 2] = i32(page)
+                queue.count[MOVES] = n + 1
+            else:
+                break  # it lets go of its pages before they can be moved
+        parent = page + 1
+        place += 1
+
+
+@device
+def move_pages(window, slots, queue, cache, ahead):
+    """Nobody reads the page tables now: do to them what was put off. One lane."""
+    for n in range(queue.count[MOVES]):
+        slot, place, page = i64(ahead.moved[n, 0]), i64(ahead.moved[n, 1]), i64(ahead.moved[n, 2])
+        move_page(window, slots, queue, cache, slot, place, page)
+    queue.count[MOVES] = 0
+
+
+@device
+def move_page(window, slots, queue, cache, slot, place, page):
+    """A page that the slot holds takes the place of its own with the same text, which it gives up. One lane."""
+    own = i64(cache.table[slot, place])
+    cache.table[slot, place] = i32(page)
+    let_go(cache, own, 0)
+    show_free(window, queue, cache, slot, own)
+    show_page(window, queue, cache, slot, place)
+
+
+@device
+def send_token(window, sampling, act, slot, sample, token):
     """One token of a slot into its worker's outbox, its log probabilities beside it. One lane."""
     worker = worker_of(window, slot)
     row = i64(window.written[worker]) & ((i64(1) << i64(window.outbox_bits)) - 1)
@@ -106,9 +199,6 @@ def send_token(window, slots, sampling, act, slot, sample, token):
         if n > 0:
             window.likely[row, n - 1] = u32(act.likely[sample * MOST_LOGPROBS + n - 1])
     write_record(window, worker, slot, TOKEN, token)
-    slots.token[slot, slots.known[slot]] = i32(token)
-    slots.known[slot] += i32(1)
-    slots.state[slot] = i32(DECODE)
     window.state[slot] = u32(DECODE)
 
 

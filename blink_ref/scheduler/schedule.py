@@ -1,63 +1,71 @@
-"""One turn of the scheduler: everything that happens between two steps, in the order it happens."""
+"""One turn of the scheduler: everything that happens between two steps, in the order it happens.
+
+With a block of its own the scheduler drafts the next step while the others compute (:mod:`.ahead`). Then hardly
+anything of this is left to do between the two.
+"""
 
 from ..ring.device import beat
 from ..ring.layout import (
-    BEAT_EVICTED,
-    BEAT_FOUND,
-    BEAT_PAUSED,
-    BEAT_PREEMPTED,
-    BEAT_RUNNING,
     BEAT_STATE,
     BEAT_STEPS,
-    BEAT_WAITING,
     BEATS,
-    EVENT_STEP,
     FREE,
     SERVING,
     SHUTDOWN,
     STOPPED,
 )
 from ..simt import device
-from ..simt.vocabulary import SYSTEM, barrier, i32, i64, load_acquire, relax, thread_id, u64
+from ..simt.vocabulary import SYSTEM, barrier, i32, i64, load_acquire, relax, thread_id
 from .admit import admit
+from .ahead import commit
 from .arrivals import look_around, mark_ending
 from .batch import make_plan
 from .pause import put_aside
 from .residence import measure_room
-from .retire import end_requests, publish
-from .sight import LOOKED, begin_step, stamp
+from .retire import end_requests, move_pages, publish
+from .sight import LOOKED, begin_step, show_counts, stamp
 from .state import (
     CHUNKS,
-    EVICTED,
     FIRST_LAYER,
-    FOUND,
     GO,
     IDLE,
     INTERRUPTED,
     LEAVE,
-    PAUSES,
-    PREEMPTED,
     ROWS,
     RUN,
-    RUNNING,
     STEPS,
-    WAITING,
 )
-from .trace import event, publish_events
+from .trace import publish_events
 
 
 @device
-def schedule(window, slots, queue, plan, paused, sampling, cache, model, act, context, patience):
+def schedule(window, slots, queue, plan, paused, ahead, sampling, cache, model, act, context, patience):
+    """See to the step before, and have the next one planned. All lanes of one block.
+
+    Ends with ``plan.count[GO]`` = RUN and a plan, LEAVE when the stop word is set, or IDLE after `patience` turns
+    without a plan (0 = never); the caller's grid barrier shows it to the other blocks.
+    """
+    if thread_id() == 0:
+        move_pages(window, slots, queue, cache, ahead)
+    barrier()  # lane 0 has stamped the plan that all lanes read now
+    if ahead.draft.count[ROWS] > 0 and plan.count[INTERRUPTED] == 0:
+        commit(window, slots, queue, plan, ahead, sampling, model)
+    else:
+        turn(window, slots, queue, plan, paused, ahead, sampling, cache, model, act, context, patience)
+
+
+@device
+def turn(window, slots, queue, plan, paused, ahead, sampling, cache, model, act, context, patience):
     """Publish the step before, take arrivals in, admit, and plan the next step. All lanes of one block.
 
-    Spins while there is nothing to do, or no room in the outboxes for what there is. Ends with
-    ``plan.count[GO]`` = RUN and a plan, LEAVE when the stop word is set, or IDLE after `patience` turns
-    without a plan (0 = never); the caller's grid barrier shows it to the other blocks.
+    Spins while there is nothing to do, or no room in the outboxes for what there is.
     """
     if plan.count[INTERRUPTED] > 0:
         put_aside(window, slots, queue, plan, paused)
+        if thread_id() == 0:
+            ahead.draft.count[ROWS] = i32(0)
     else:
-        publish(window, slots, queue, plan, cache, sampling, model, act)
+        publish(window, slots, queue, plan, ahead, cache, sampling, model, act)
     turns = i64(0)
     while True:
         look_around(window, slots, queue, sampling, cache, context, model.vocab)
@@ -65,7 +73,7 @@ def schedule(window, slots, queue, plan, paused, sampling, cache, model, act, co
             end_requests(window, slots, queue, cache)
             measure_room(window)
         admit(window, slots, queue, cache, sampling, model.vocab)
-        make_plan(window, slots, queue, plan, paused, sampling, cache)
+        make_plan(window, slots, queue, plan, paused, ahead, sampling, cache)
         if thread_id() == 0:
             plan.count[GO] = i32(what_now(window, slots, queue, plan, cache, model.layers, turns, patience))
         barrier()
@@ -90,25 +98,12 @@ def what_now(window, slots, queue, plan, cache, layers, turns, patience):
     publish_events(window, queue)
     if plan.count[ROWS] > 0:
         if plan.count[FIRST_LAYER] == 0:
-            queue.count[STEPS] += 1
-            begin_step(plan, queue.count[STEPS], layers)
-            event(window, queue, EVENT_STEP, i64(0), queue.count[STEPS])
+            begin_step(window, queue, plan, layers)
         beat(window, BEAT_STEPS, queue.count[STEPS])
         return RUN
     if patience > 0 and turns >= patience:
         return IDLE
     return -1
-
-
-@device
-def show_counts(window, queue):
-    """What the batch and the pages have come to, into the heartbeat. One lane."""
-    window.heartbeat[BEAT_RUNNING] = u64(queue.count[RUNNING])
-    window.heartbeat[BEAT_WAITING] = u64(queue.count[WAITING])
-    window.heartbeat[BEAT_PREEMPTED] = u64(queue.count[PREEMPTED])
-    window.heartbeat[BEAT_PAUSED] = u64(queue.count[PAUSES])
-    window.heartbeat[BEAT_FOUND] = u64(queue.count[FOUND])
-    window.heartbeat[BEAT_EVICTED] = u64(queue.count[EVICTED])
 
 
 @device

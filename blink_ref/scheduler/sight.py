@@ -6,7 +6,15 @@ next one: so it is eleven looks at the clock, however many layers there are.
 """
 
 from ..ring.layout import (
+    BEAT_EVICTED,
+    BEAT_FOUND,
+    BEAT_PAUSED,
+    BEAT_PREEMPTED,
+    BEAT_RUNNING,
+    BEAT_WAITING,
     EVENT_PHASE,
+    EVENT_ROWS,
+    EVENT_STEP,
     HISTORY,
     PHASES,
     STEP_DECODE,
@@ -18,8 +26,22 @@ from ..ring.layout import (
     STEP_WORDS,
 )
 from ..simt import device
-from ..simt.vocabulary import clock_ns, divide, i32, i64, thread_id, u32
-from .state import DECODING, ROWS, SAMPLES, TIMED, TRACING
+from ..simt.vocabulary import clock_ns, divide, i32, i64, thread_id, u32, u64
+from .state import (
+    CHUNKS,
+    DECODING,
+    EVICTED,
+    FOUND,
+    PAUSES,
+    PREEMPTED,
+    ROWS,
+    RUNNING,
+    SAMPLES,
+    STEPS,
+    TIMED,
+    TRACING,
+    WAITING,
+)
 from .trace import event
 
 LOOKED, PLANNED, EMBEDDED, LAYER, PROJECTED, ATTENDED, OUTPUT, GATED, LOWERED, LAYERS, DRAWN, NUMBER = range(12)
@@ -39,11 +61,17 @@ def record_spec(stamp: list[int], layers: int) -> list[int]:
 
 
 @device
-def begin_step(plan, step, layers):
-    """A step begins: its number, the layer that it times, and its first stamp. One lane."""
-    plan.stamp[NUMBER] = step
-    plan.count[TIMED] = i32(divide(step, i64(layers))[1])
+def begin_step(window, queue, plan, layers):
+    """A step begins: its number, the layer that it times, its first stamp, and its rows. One lane."""
+    queue.count[STEPS] += 1
+    plan.stamp[NUMBER] = queue.count[STEPS]
+    plan.count[TIMED] = i32(divide(queue.count[STEPS], i64(layers))[1])
     plan.stamp[PLANNED] = clock_ns()
+    if queue.count[TRACING] == 1:
+        for chunk in range(plan.count[CHUNKS]):
+            rows = i64(plan.chunk_first[chunk]) << 20 | plan.chunk_rows[chunk]
+            event(window, queue, EVENT_ROWS, i64(plan.chunk_slot[chunk]), rows)
+        event(window, queue, EVENT_STEP, i64(0), queue.count[STEPS])
 
 
 @device
@@ -63,7 +91,7 @@ def stamp(plan, place, now):
 
 @device
 def show_step(window, queue, plan, layers):
-    """The record of the step that has just ended, as :func:`record_spec`. One lane."""
+    """The record of the step that has ended, as :func:`record_spec`, once. One lane."""
     at = (plan.stamp[NUMBER] & (HISTORY - 1)) * STEP_WORDS
     spent = at + STEP_PHASES
     window.history[at + STEP_NUMBER] = u32(plan.stamp[NUMBER])
@@ -78,6 +106,18 @@ def show_step(window, queue, plan, layers):
     window.history[spent + 2 + LOWERED - LAYER] = between(plan, LAYERS, DRAWN, 1)
     if queue.count[TRACING] == 1:
         show_phases(window, queue, spent)
+    plan.stamp[NUMBER] = 0
+
+
+@device
+def show_counts(window, queue):
+    """What the batch and the pages have come to, into the heartbeat. One lane."""
+    window.heartbeat[BEAT_RUNNING] = u64(queue.count[RUNNING])
+    window.heartbeat[BEAT_WAITING] = u64(queue.count[WAITING])
+    window.heartbeat[BEAT_PREEMPTED] = u64(queue.count[PREEMPTED])
+    window.heartbeat[BEAT_PAUSED] = u64(queue.count[PAUSES])
+    window.heartbeat[BEAT_FOUND] = u64(queue.count[FOUND])
+    window.heartbeat[BEAT_EVICTED] = u64(queue.count[EVICTED])
 
 
 @device

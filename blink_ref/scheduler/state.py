@@ -15,10 +15,18 @@ CHOSEN, DECISION, STRANGERS, DEALING, RESUMING, STREAK = range(8, 14)
 among the running that is dealt rows; 1 = the paused step goes on; urgent steps in a row while others wait."""
 STEPS, PREEMPTED, PAUSES, FOUND, EVICTED, EVENTS = range(14, 20)
 """What has happened since the start, for the heartbeat."""
+DRAFTING, SHORT, MOVES = range(20, 23)
+"""1 = the next step is to be drafted; running slots that lack pages for what they want; places in
+:attr:`Ahead.moved`."""
 
 ROWS, SAMPLES, GO, TIMED, CHUNKS, DECODING, FIRST_LAYER, INTERRUPTED, FILTERED, PREEMPTIBLE = range(10)
+SCORED, URGENT_SEEN = range(10, 12)
 """Places in :attr:`Plan.count`. FIRST_LAYER is 0 but for a step that goes on after a pause; INTERRUPTED is the
-layer before which the step was paused, 0 if it was not."""
+layer before which the step was paused, 0 if it was not. SCORED are the samples with log probabilities;
+URGENT_SEEN is what the urgent words said when the step was planned."""
+
+IN_PAUSED, IN_RUNNING = 1, 2
+"""Values of :attr:`Slots.flight`."""
 
 IDLE, RUN, LEAVE = range(3)
 """Values of the plan's GO."""
@@ -58,7 +66,11 @@ class Slots(NamedTuple):
     hashed: Any
     """int32: pages whose hash is known"""
     flight: Any
-    """int32: 1 = it has rows in the paused step"""
+    """int32: whether it has rows in the paused step, or in one that other blocks compute at this moment; 0 = no"""
+    ahead: Any
+    """int32: how many rows it has in the step that other blocks compute"""
+    sample: Any
+    """int32: the sample that they draw, -1 = none"""
     ignore_eos: Any
     """int32: 1 = do not end at an end token"""
     token: Any
@@ -82,6 +94,8 @@ class Queue(NamedTuple):
     """places in the batch that best-effort requests leave free"""
     layer_preemption: int
     """1 = an urgent request may interrupt a best-effort step between two layers, 0 = only between steps"""
+    own_block: int
+    """1 = block 0 schedules and does nothing else, 0 = it also computes"""
 
 
 class Plan(NamedTuple):
@@ -132,8 +146,28 @@ class Paused(NamedTuple):
     """float32 [T * D]"""
 
 
+class Ahead(NamedTuple):
+    """What the scheduler's own block has in hand while the others compute a step: what the step before
+    has brought, and the step after."""
+
+    landed: Plan
+    """the step before: counts, stamps, chunks, and in :attr:`Plan.token` by chunk the token drawn; the slot is -1
+    where the request has ended meanwhile"""
+    draft: Plan
+    """the step after, ROWS of it; as if no request ended"""
+    source: Any
+    """int32 [C]: by drafted chunk, the sample of the running step that is its token, -1 = its tokens are known"""
+    moved: Any
+    """int32 [T + C, 3]: (slot, place in its page table, page that has the same text and is to be there)"""
+
+
 def allocate(
-    slots: int, running: int, context: int, reserved: int = 0, layer_preemption: bool = True
+    slots: int,
+    running: int,
+    context: int,
+    reserved: int = 0,
+    layer_preemption: bool = True,
+    own_block: bool = False,
 ) -> tuple[Slots, Queue]:
     """Empty state for `slots` slots of up to `context` tokens, and at most `running` requests at a time.
 
@@ -166,6 +200,8 @@ def allocate(
         pages=i32(slots),
         hashed=i32(slots),
         flight=i32(slots),
+        ahead=i32(slots),
+        sample=i32(slots),
         ignore_eos=i32(slots),
         token=i32(slots, context),
     )
@@ -177,6 +213,7 @@ def allocate(
         count=i64(24),
         reserved=reserved,
         layer_preemption=int(layer_preemption),
+        own_block=int(own_block),
     )
     return table, queue
 
@@ -208,6 +245,12 @@ def allocate_plan(rows: int, running: int) -> Plan:
         seed=np.zeros(running, np.uint64),
         best=np.zeros(running, np.int64),
     )
+
+
+def allocate_ahead(rows: int, running: int) -> Ahead:
+    """Nothing in hand."""
+    landed, draft = allocate_plan(rows, running), allocate_plan(rows, running)
+    return Ahead(landed, draft, np.full(running, -1, np.int32), np.zeros((rows + running, 3), np.int32))
 
 
 def allocate_sampling(slots: int) -> Sampling:
