@@ -1,6 +1,6 @@
 """``make mutants``: does the checker notice when one barrier, acquire or release is gone from the engine?
 
-Every ``barrier()``, ``warp_barrier()`` and ``grid_barrier(block)`` of the device code is left out, every
+Every barrier, arrival, wait and fence of the device code is left out, every
 ``load_acquire`` and ``store_release`` made a plain access, one at a time, and the engine of
 ``blink-ref check`` is run. A mutant that survives has its reason in ``REDUNDANT``.
 
@@ -26,8 +26,9 @@ ROOT = Path(__file__).parent.parent
 SOURCES = ("kernels", "kvcache", "scheduler", "ring", "engine", "simt/grid.py")
 
 BARRIERS = {"barrier", "warp_barrier", "grid_barrier"}
+BARRIERS |= {"mbarrier_arrive", "mbarrier_expect_bytes", "mbarrier_wait", "async_fence"}
 
-SEEDS = range(3)
+SEEDS = range(4)
 LIMIT = 60
 """Seconds for a mutant; no report by then is none."""
 

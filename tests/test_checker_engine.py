@@ -40,10 +40,11 @@ def test_every_reason_is_of_a_mutant_that_exists():
 
 def test_the_report_in_the_docs_is_what_comes(tmp_path):
     page = (Path(__file__).parent.parent / "docs" / "checker.md").read_text()
-    code, report_shown = re.search(r"```python\n(.*?)```.*?```\n(.*?)```", page, re.S).groups()
-    (tmp_path / "total.py").write_text(code)
-    done = subprocess.run([sys.executable, "total.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.stdout == report_shown, done.stderr
+    for code, report_shown in re.findall(r"```python\n(.*?)```.*?```\n(.*?)```", page, re.S):
+        file = re.search(r"\w+\.py", report_shown).group()
+        (tmp_path / file).write_text(code)
+        done = subprocess.run([sys.executable, file], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert done.stdout == report_shown, done.stderr
 
 
 def test_the_command_says_what_it_found(monkeypatch, capsys):

@@ -18,6 +18,8 @@ from blink_ref.simt.vocabulary import (
     BLOCK,
     GPU,
     SYSTEM,
+    arena_view,
+    async_fence,
     atomic_add,
     atomic_cas,
     atomic_max,
@@ -27,6 +29,7 @@ from blink_ref.simt.vocabulary import (
     block_scale,
     block_threads,
     clock_ns,
+    copy_async,
     divide,
     dot,
     exp,
@@ -42,6 +45,11 @@ from blink_ref.simt.vocabulary import (
     lane_sum,
     load_acquire,
     load_relaxed,
+    mbarrier_arrive,
+    mbarrier_expect_bytes,
+    mbarrier_init,
+    mbarrier_wait,
+    mbarriers,
     opaque,
     rank,
     rank_index,
@@ -97,6 +105,13 @@ def use_every_word(block, floats, halves, stored, words, longs):
     row_dots(floats, q, floats, r, i64(5), i64(64), floats, r)
     row_dots_of_two(stored, q, r, floats, r, i64(5), i64(64), floats, r, q)
     row_mix(floats, q, i64(8), floats, r, i64(64), floats, i)
+    bar = mbarriers(block.shared, i64(0), i64(1))
+    mbarrier_init(bar, 0, i64(1))
+    mbarrier_arrive(bar, 0)
+    mbarrier_expect_bytes(bar, 0, i64(16))
+    async_fence()
+    copy_async(arena_view(block.shared, i64(4), i64(8), stored), 0, stored, q, i64(8), bar, 0)
+    mbarrier_wait(bar, 0, i64(1))
     block_copy(floats, q, floats, r, i64(64))
     block_scale(block.shared, q, floats, r, f32(2.0), floats, i, i64(64))
     relax(i)

@@ -221,6 +221,30 @@ def _(typing_context):
     return types.int64(), codegen
 
 
+# --- asynchronous copies: made at once, so that a block's one lane never has to wait
+
+overload(words.mbarrier_init, target="cpu", strict=False)(lambda bar, i, count: lambda bar, i, count: None)
+overload(words.mbarrier_arrive, target="cpu", strict=False)(lambda bar, i: lambda bar, i: None)
+overload(words.mbarrier_expect_bytes, target="cpu", strict=False)(lambda bar, i, size: lambda bar, i, size: None)
+overload(words.mbarrier_wait, target="cpu", strict=False)(lambda bar, i, parity: lambda bar, i, parity: None)
+overload(words.async_fence, target="cpu", strict=False)(lambda: lambda: None)
+
+
+@_define(words.copy_async)
+def _(typing_context, target, at, source, first, n, bar, i):
+    if not (is_vector(target) and is_vector(source) and target.dtype == source.dtype):
+        return None
+
+    def codegen(context, builder, signature, args):
+        places = {m: index_argument(context, builder, signature, args, m) for m in (1, 3, 4)}
+        to = element_pointer(context, builder, target, args[0], places[1])
+        of = element_pointer(context, builder, source, args[2], places[3])
+        cgutils.raw_memcpy(builder, to, of, places[4], source.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.none(target, at, source, first, n, bar, i), codegen
+
+
 # --- inner loops
 
 

@@ -28,7 +28,7 @@ def grid_barrier(block):
     """
     barrier()
     if thread_id() == 0:
-        counter = block.team * (GRID_WORDS // 2)
+        counter = block.team * (GRID_WORDS >> 1)
         turn = u32(block.turn[block.team] + u32(block.blocks))
         block.turn[block.team] = turn
         atomic_add(block.grid, counter, u32(1))

@@ -107,6 +107,28 @@ def _divide(typing_context, a, b):
     return result(types.int64, types.int64), codegen
 
 
+def _view(result, arena, at, n, *like):
+    """n elements of the array type `result` from float32 ``arena[at]`` on."""
+
+    def codegen(context, builder, signature, args):
+        first, count = (index_argument(context, builder, signature, args, k) for k in (1, 2))
+        view = context.make_array(result)(context, builder)
+        data = builder.bitcast(element_pointer(context, builder, arena, args[0], first), view.data.type)
+        size = context.get_constant(types.intp, result.dtype.bitwidth // 8)
+        context.populate_array(view, data=data, shape=[count], strides=[size], itemsize=size, meminfo=None)
+        return view._getvalue()
+
+    return result(arena, at, n, *like), codegen
+
+
+def _arena_view(typing_context, arena, at, n, like):
+    return _view(types.Array(like.dtype, 1, "C"), arena, at, n, like) if is_vector(like) else None
+
+
+def _mbarriers(typing_context, arena, at, n):
+    return _view(types.Array(types.int64, 1, "C"), arena, at, n)
+
+
 COMMON: dict[Callable[..., Any], Definition] = {
     words.bf16: _bf16,
     words.f32_of_bits: _f32_of_bits,
@@ -115,6 +137,8 @@ COMMON: dict[Callable[..., Any], Definition] = {
     words.divide: _divide,
     words.rank: _rank,
     words.rank_index: _rank_index,
+    words.arena_view: _arena_view,
+    words.mbarriers: _mbarriers,
 }
 
 

@@ -17,6 +17,7 @@ from numba import types
 from ..errors import BlinkError
 from . import (
     capability,
+    cuda_async,  # noqa: F401 - defines words
     cuda_loops,  # noqa: F401 - defines words
 )
 from .cache import Locator

@@ -4,11 +4,16 @@ Nothing is compiled, so breakpoints work and a reader can step through the persi
 of block 0 runs on the thread that launched, so that ``python -m pdb`` sees it without more ado.
 """
 
+import contextlib
 import sys
 import threading
 import time
+from collections import deque
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from . import mbarrier
 
 WARP_WIDTH = 4
 
@@ -89,6 +94,40 @@ class Warp:
         return list(boxes)
 
 
+class Copy(NamedTuple):
+    """The arguments of a ``copy_async``."""
+
+    target: Any
+    at: int
+    source: Any
+    first: int
+    n: int
+    bar: Any
+    i: int
+
+    def check(self) -> None:
+        """Raises ValueError where addresses or size are not multiples of 16 bytes, IndexError beyond an end."""
+        if self.target.dtype != self.source.dtype:
+            raise ValueError(f"copy_async from {self.source.dtype} to {self.target.dtype}; take an arena_view")
+        for name, array, at in (("target", self.target, self.at), ("source", self.source, self.first)):
+            if not 0 <= at <= at + self.n <= len(array):
+                raise IndexError(f"copy_async's {name} is [{at}:{at + self.n}], of an array of {len(array)}")
+            if (array.ctypes.data + at * array.itemsize) % 16:
+                raise ValueError(f"copy_async's {name} begins at element {at}, no multiple of 16 bytes")
+        if self.size % 16:
+            raise ValueError(f"copy_async of {self.n} elements: {self.size} bytes, no multiple of 16")
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return int(self.n) * self.source.dtype.itemsize
+
+    def make(self) -> None:
+        """Carry it out."""
+        self.target[self.at : self.at + self.n] = self.source[self.first : self.first + self.n]
+        self.bar[self.i] = mbarrier.after(int(self.bar[self.i]), 0, -self.size)
+
+
 class PythonBlock:
     """One block of the Python grid."""
 
@@ -98,6 +137,14 @@ class PythonBlock:
         widths = [min(WARP_WIDTH, threads - first) for first in range(0, threads, WARP_WIDTH)]
         self.warps = [Warp(index, width) for index, width in enumerate(widths)]
 
+    def start_copy(self, copy):
+        """The copy will be made while a lane waits."""
+        copy.check()
+        self.python_grid.copies.append(copy)
+
+    def async_fence(self):
+        """Nothing: copies see what lanes see."""
+
 
 class PythonGrid:
     """All blocks of a launch, and the first exception that any lane raised."""
@@ -105,6 +152,8 @@ class PythonGrid:
     def __init__(self, blocks, lanes):
         self.lock = threading.Lock()
         self.failure = None
+        self.copies: deque[Copy] = deque()
+        """asynchronous copies that have been started, and not made"""
         self.blocks = [PythonBlock(lanes, self) for _ in range(blocks)]
 
     def fail(self, exception):
@@ -115,9 +164,12 @@ class PythonGrid:
                 each.abort()
 
     def relax(self, spins):
-        """Let others run in a lane's spin loop; raises Abandoned once another lane has failed."""
+        """Let others run in a lane's spin loop, a copy too; raises Abandoned once another lane has failed."""
         if self.failure is not None:
             raise Abandoned
+        if self.copies:
+            with self.lock, contextlib.suppress(IndexError):  # another lane may have been first
+                self.copies.popleft().make()
         time.sleep(0 if spins < 100 else 0.0005)
 
     def clock_ns(self):

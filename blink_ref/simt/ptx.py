@@ -39,6 +39,34 @@ LOAD_WEIGHTS = "ld.global.nc.L1::no_allocate.v4.u32 {$0, $1, $2, $3}, [$4];"
 HIGH_HALF = "and.b32 $0, $1, 0xffff0000;"
 LOW_HALF = "shl.b32 $0, $1, 16;"
 
+# An mbarrier at a shared address begins phase 0; then the asynchronous proxy can see it.
+MBARRIER_INIT = """
+mbarrier.init.shared::cta.b64 [$0], $1;
+fence.mbarrier_init.release.cluster;
+fence.proxy.async;
+"""
+
+# An arrival at an mbarrier, which releases to the block; the second adds to the bytes of the phase first.
+MBARRIER_ARRIVE = "mbarrier.arrive.shared::cta.b64 _, [$0];"
+MBARRIER_EXPECT = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;"
+
+# Whether the phase of parity $2 is complete, which it may wait for a while; acquires if so.
+MBARRIER_TRY = """{
+.reg .pred complete;
+mbarrier.try_wait.parity.shared::cta.b64 complete, [$1], $2;
+selp.u32 $0, 1, 0, complete;
+}"""
+
+# $2 bytes from global [$1] to shared [$0], counted on the mbarrier at [$3] when they are there.
+COPY_ASYNC = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
+
+# Orders ordinary accesses before it with asynchronous copies after it.
+ASYNC_FENCE = "fence.proxy.async;"
+
+# An mbarrier's word in shared memory, where the hardware has no mbarriers that count bytes.
+LOAD_SHARED = "ld.acquire.cta.shared.u64 $0, [$1];"
+SWAP_SHARED = "atom.cas.acq_rel.cta.shared.b64 $0, [$1], $2, $3;"
+
 
 def load(order: str, scope: int, bits: int) -> str:
     """An ordered load: `order` is relaxed or acquire."""

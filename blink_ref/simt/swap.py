@@ -20,7 +20,7 @@ def swap(old: DeviceFunction, new: DeviceFunction) -> Iterator[None]:
     """
     if new.collective and not old.collective:
         raise ValueError(f"lanes meet in {new} and not in {old}, whose callers do not know of it")
-    callers = [(fn, dict(vars(fn))) for fn in DeviceFunction.known if old in _reached(fn)]
+    callers = [(fn, dict(vars(fn))) for fn in DeviceFunction.known if old in reached(fn)]
     for fn, _ in callers:
         _forget_compiled(fn)
         fn.kept_on_disk = False
@@ -40,7 +40,7 @@ def _forget_compiled(fn: DeviceFunction) -> None:
         on_cuda.kernel.cache_clear()
 
 
-def _reached(fn: DeviceFunction) -> set[DeviceFunction]:
+def reached(fn: DeviceFunction) -> set[DeviceFunction]:
     """A device function and all that it calls, directly or not."""
     reached, queue = set(), [fn]
     while queue:

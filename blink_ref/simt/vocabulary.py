@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .on_python import me
+from . import mbarrier
+from .on_python import Copy, me
 
 f32, f64 = np.float32, np.float64
 i32, i64, u32, u64 = np.int32, np.int64, np.uint32, np.uint64
@@ -174,6 +175,89 @@ def atomic_cas(a, i, expected, value, scope=GPU):
         if old == expected:
             a[i] = value
     return old
+
+
+# --- asynchronous copies: from global memory into the arena, counted on an mbarrier
+
+
+def arena_view(arena, at, n, like):
+    """n elements of the type of the array `like`, in the memory of float32 ``arena[at:]``; no copy is made.
+
+    n elements fill whole float32. On CUDA, words that read 16-bit weights (:func:`row_dot`) read them from global
+    memory only, not from here.
+    """
+    return arena[at : at + n * like.dtype.itemsize // 4].view(like.dtype)
+
+
+def mbarriers(arena, at, n):
+    """n mbarriers (int64), in the memory of float32 ``arena[at : at + 2 * n]``; `at` is even.
+
+    An mbarrier counts arrivals of lanes, and bytes of copies. When both are complete, a *phase* of it is, and the
+    next begins, which takes as many arrivals; phases have parity 0 and 1 by turns, the first one 0. All accesses
+    are by the words below.
+    """
+    if at % 2:
+        raise ValueError(f"mbarriers begin at float {at} of the arena; it has to be even, for 8-byte alignment")
+    return arena[at : at + 2 * n].view(np.int64)
+
+
+def mbarrier_init(bar, i, count):
+    """Begin phase 0 of ``bar[i]``, whose phases take `count` arrivals, 1 to 32767.
+
+    One lane calls it; a barrier() stands between it and the other words on ``bar[i]``.
+    """
+    if not 1 <= count <= mbarrier.ARRIVALS:
+        raise ValueError(f"an mbarrier's phase takes 1 to {mbarrier.ARRIVALS} arrivals, not {count}")
+    bar[i] = mbarrier.fresh(count)
+    async_fence()
+
+
+def mbarrier_arrive(bar, i):
+    """One arrival at ``bar[i]``; what this lane did before comes before what follows a wait for the phase."""
+    with me().block.python_grid.lock:
+        bar[i] = mbarrier.arrived(int(bar[i]), 0)
+
+
+def mbarrier_expect_bytes(bar, i, size):
+    """One arrival, after adding `size` bytes (under 2**20) to those that the phase takes.
+
+    One lane calls it, before the copies that bring the bytes.
+    """
+    if not 0 <= size < 1 << 20:
+        raise ValueError(f"a phase of an mbarrier takes up to {(1 << 20) - 1} bytes, not {size}")
+    with me().block.python_grid.lock:
+        bar[i] = mbarrier.arrived(int(bar[i]), size)
+
+
+def mbarrier_wait(bar, i, parity):
+    """Wait for the end of the phase of that parity (until one of the other runs), as :func:`relax` gives way.
+
+    Each lane that goes on to read what was copied, or to write where lanes have read, calls it, or meets at a
+    barrier one that did. What came before the arrivals, and the copies of the phase, come before what follows.
+    """
+    spins = 0
+    while mbarrier.parity(int(bar[i])) == parity:
+        relax(spins)
+        spins += 1
+
+
+def copy_async(target, at, source, first, n, bar, i):
+    """Start ``target[at:at+n] = source[first:first+n]``; its bytes count on ``bar[i]`` when it is done.
+
+    One lane calls it. `target` lies in the arena, `source` in global memory; both are of one type, and both
+    places, and the size, are multiples of 16 bytes. Until a wait for the phase is over, the source is read and the
+    target written at any time. What lanes did there before has to come before the call; what they wrote there, by
+    way of an :func:`async_fence`.
+
+    CUDA from compute capability 9.0 on: ``cp.async.bulk``. Older: the calling lane copies, there and then; so
+    does the CPU, where a block's one lane never has to wait.
+    """
+    me().block.start_copy(Copy(target, at, source, first, n, bar, i))
+
+
+def async_fence():
+    """What this lane wrote or saw before comes before copies started after it, here or behind a barrier."""
+    me().block.async_fence()
 
 
 # --- numbers

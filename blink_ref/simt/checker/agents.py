@@ -1,4 +1,4 @@
-"""Who runs in a checked launch: the lanes of the grid, and agents outside of it, such as a NIC.
+"""Who runs in a checked launch: the grid's lanes, their asynchronous copies, and agents outside, such as a NIC.
 
 They stand in for the classes of :mod:`..on_python`, as far as the words ask for them. Each has a vector
 clock: ``clock[a]`` is the last moment of agent a that is known to have come before (Lamport, 1978;
@@ -13,21 +13,78 @@ from typing import Any
 
 import numpy as np
 
-from ..on_python import WARP_WIDTH
+from ..on_python import WARP_WIDTH, Copy
 from ..vocabulary import BLOCK, GPU, SYSTEM
 from .explorer import Explorer
-from .findings import Divergence, Place
+from .findings import Divergence, InFlight, Place
 from .lines import Lines
 
+COPIES = 16
+"""Asynchronous copies of a block that are told apart at a time."""
 
-class Agent:
+
+class Actor:
+    """Whoever accesses memory: an agent, or an asynchronous copy."""
+
+    def __init__(self, index: int, actors: int, name: str, block: "Block") -> None:
+        self.index, self.name, self.block = index, name, block
+        self.known = np.zeros((2, actors), np.int32)
+        """two clocks: what has come before, and what of it is a copy, or has come before an async_fence()"""
+
+    @property
+    def clock(self) -> np.ndarray:
+        """What has come before what this actor does next."""
+        return self.known[0]
+
+    @property
+    def writes_seen(self) -> np.ndarray:
+        """The same, of writes."""
+        return self.known[0]
+
+    def distance(self, other: "Actor") -> int:
+        """The scope that reaches from one to the other."""
+        if self.block is other.block:
+            return BLOCK
+        return SYSTEM if self.block.outside or other.block.outside else GPU
+
+
+class Copier(Actor):
+    """An asynchronous copy; one that is known to be over gives its place to the next."""
+
+    def __init__(self, index: int, actors: int, block: "Block") -> None:
+        super().__init__(index, actors, f"an asynchronous copy of {block.name}", block)
+        self.issuer: Agent | None = None
+        self.line = 0
+        """where it was started"""
+        self.make: Callable[[], None]
+
+    @property
+    def writes_seen(self) -> np.ndarray:
+        """Of ordinary writes, those that have passed a fence."""
+        return self.known[1]
+
+    @property
+    def moment(self) -> int:
+        """When the present copy is."""
+        return int(self.known[0, self.index])
+
+    def begin(self, issuer: "Agent", line: int) -> None:
+        """A copy starts: what has come before its issuer's next access has come before it."""
+        moment = self.moment + 1
+        self.issuer, self.line, self.known = issuer, line, issuer.known.copy()
+        self.known[:, self.index] = moment
+        issuer.tick()
+
+
+class Agent(Actor):
     """One thread of the launch. It runs only while it holds the explorer's baton."""
 
-    def __init__(self, index: int, agents: int, name: str, block: "Block", thread: int) -> None:
-        self.index, self.name, self.block, self.thread = index, name, block, thread
+    def __init__(self, index: int, actors: int, name: str, block: "Block", thread: int) -> None:
+        super().__init__(index, actors, name, block)
+        self.thread = thread
         self.warp, self.lane = block.warps[thread // WARP_WIDTH], thread % WARP_WIDTH
-        self.clock = np.zeros(agents, np.int32)
-        self.clock[index] = 1
+        self.tick()
+        block.lanes.append(self)
         self.gate = threading.Lock()
         self.gate.acquire()
         self.received: list[Any] = []
@@ -44,11 +101,10 @@ class Agent:
         """What this agent does from now on is not covered by what it has released so far."""
         self.clock[self.index] += 1
 
-    def distance(self, other: "Agent") -> int:
-        """The scope that reaches from one to the other."""
-        if self.block is other.block:
-            return BLOCK
-        return SYSTEM if self.block.outside or other.block.outside else GPU
+    def fence(self) -> None:
+        """What has come before comes before asynchronous copies, too."""
+        self.known[1] = self.known[0]
+        self.tick()
 
 
 class Meeting:
@@ -106,9 +162,9 @@ class Meeting:
 
 
 def _join(agents: list[Agent]) -> None:
-    latest = np.maximum.reduce([agent.clock for agent in agents])
+    latest = np.maximum.reduce([agent.known for agent in agents])
     for agent in agents:
-        agent.clock = latest.copy()
+        agent.known = latest.copy()
         agent.tick()
 
 
@@ -142,7 +198,52 @@ class Block:
     """The lanes of one block; an outside agent is alone in one of its own."""
 
     def __init__(self, name: str, threads: int, explorer: Explorer, lines: Lines, outside: bool = False) -> None:
-        self.threads, self.python_grid, self.outside = threads, explorer, outside
+        self.threads, self.python_grid, self.name, self.outside = threads, explorer, name, outside
+        self._lines = lines
+        self.lanes: list[Agent] = []
+        self.copiers: list[Copier] = []
+        self._left = 0
         self.barrier = Meeting(explorer, lines, threads, name)
         widths = [min(WARP_WIDTH, threads - first) for first in range(0, threads, WARP_WIDTH)]
         self.warps = [Warp(i, width, explorer, lines, f"{name}, warp {i}") for i, width in enumerate(widths)]
+
+    def leave(self, agent: Agent) -> None:
+        """`agent` has ended; raises InFlight with the last one, where a copy may still be writing to the arena."""
+        for meeting in (self.barrier, agent.warp.barrier):
+            meeting.leave(agent)
+        self._left += 1
+        if self._left < self.threads:
+            return
+        for copier in self.copiers:
+            self.python_grid.finish(copier)
+            if copier.issuer and not any(self._is_over(copier, lane) for lane in self.lanes):
+                place = Place(copier.issuer.name, "starts it", self._lines[copier.line])
+                raise InFlight(
+                    f"{self.name} has ended, and no lane knows that {copier.name} is over",
+                    [place],
+                    "a lane has to mbarrier_wait() for it: the shared memory may be another block's by then",
+                )
+
+    # --- what the words ask for
+
+    def start_copy(self, copy: Copy) -> None:
+        """Start an asynchronous copy; the explorer decides when it is made."""
+        agent = self.python_grid.running
+        line = self._lines.number(sys._getframe(1))
+        make = copy.target.receive(copy, line)
+        copier = next((c for c in self.copiers if not c.issuer or self._is_over(c, agent)), None)
+        if copier is None:  # the oldest: who knows of its next copy will seem to know of this one
+            copier = self.copiers[0]
+            self.python_grid.finish(copier)
+        self.copiers.remove(copier)
+        self.copiers.append(copier)
+        copier.begin(agent, line)
+        copier.make = lambda: make(copier)
+        self.python_grid.start_copy(copier)
+
+    def async_fence(self) -> None:
+        """What the running agent has done or seen comes before copies that follow."""
+        self.python_grid.running.fence()
+
+    def _is_over(self, copier: Copier, agent: Agent) -> bool:
+        return int(agent.clock[copier.index]) >= copier.moment

@@ -10,11 +10,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from ..on_python import Abandoned
-from .findings import Deadlock, Place
+from .findings import Deadlock, Place, Race
 from .lines import Line, Lines
 
 if TYPE_CHECKING:
-    from .agents import Agent
+    from .agents import Agent, Copier
 
 STILL = 2000
 """Turns of spin loops in which no agent does anything else, before they count as a deadlock."""
@@ -42,6 +42,9 @@ class Explorer:
         self._able: list[Agent] = []
         self._asleep: list[Agent] = []
         self.running: Agent
+        self._copies: list[Copier] = []
+        self._copy_draw = random.Random(seed)  # its own: runs without copies are as they would be
+        self._haste = self._copy_draw.choice((0.3, 0.03, 0.003))
         self._slow: set[Agent] = set()
         self._resting: set[Agent] = set()
         """who gave way in a spin loop, and has seen no ordered store since"""
@@ -90,8 +93,11 @@ class Explorer:
             self._pass_on()
 
     def fail(self, failure: BaseException) -> None:
-        """Keep what went wrong, and let all who wait go with an exception."""
-        self.failure = failure
+        """Keep what went wrong, and let all who wait go with an exception.
+
+        A race of a copy that is still to be made comes first: whatever else went wrong may follow from it.
+        """
+        self.failure = failure if isinstance(failure, Race) else self._race_of_a_copy() or failure
         for agent in (*self._able, *self._asleep):
             if agent is not self.running:
                 agent.gate.release()
@@ -131,6 +137,28 @@ class Explorer:
         self._resting.add(self.running)
         self.hand_over()
 
+    def start_copy(self, copier: "Copier") -> None:
+        """An asynchronous copy can be made from now on."""
+        self._copies.append(copier)
+        self.moved()
+        self.hand_over()
+
+    def finish(self, copier: "Copier") -> None:
+        """Make a copy, if it has not been made."""
+        if copier in self._copies:
+            self._copies.remove(copier)
+            self._still = self._reads = 0
+            self._resting.clear()
+            copier.make()
+
+    def _race_of_a_copy(self) -> Race | None:
+        try:
+            while self._copies:
+                self.finish(self._copies[0])
+        except Race as race:
+            return race
+        return None
+
     def clock_ns(self) -> int:
         """A clock by which a turn takes a microsecond, so that a run replays."""
         return 1000 * self._turns
@@ -148,8 +176,12 @@ class Explorer:
         self._turns += 1
         if self._draw.random() < 1 / LAG:
             self._slow = {agent for agent in (*self._able, *self._asleep) if self._draw.random() < 0.5}
+        while self._copies and self._copy_draw.random() < self._haste:
+            self.finish(self._copy_draw.choice(self._copies))
         able = [agent for agent in self._able if agent not in self._resting]
         if not able:
+            if self._copies:
+                self.finish(self._copy_draw.choice(self._copies))
             self._resting.clear()
             able = self._able
         if self._draw.random() < 0.98:

@@ -67,6 +67,12 @@ class Divergence(Finding):
     kind = "divergence"
 
 
+class InFlight(Finding):
+    """An asynchronous copy that may go on when its block has ended."""
+
+    kind = "copy in flight"
+
+
 class Deadlock(Finding):
     """Every agent that is left waits, or spins and sees nothing change."""
 

@@ -7,23 +7,30 @@ word is that word's.
 
 import operator
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from .. import mbarrier
+from ..on_python import Copy
+from .agents import Copier
 from .findings import OutOfBounds, Place
 from .lines import WORDS
 from .shadow import Run, Shadow, Whole
 from .words import ORDERS, scope_of
 
+VIEWS = frozenset({"arena_view", "mbarriers"})
+"""Words that make another view of an array's memory."""
+
 
 class Watched:
-    """An array, or a part of one, whose accesses are checked."""
+    """An array, or a part of one, whose accesses are checked; `share` elements are one in the shadow."""
 
-    def __init__(self, data: np.ndarray, shadow: Shadow) -> None:
-        self._data, self._shadow, self._run = data, shadow, shadow.whole.run
+    def __init__(self, data: np.ndarray, shadow: Shadow, share: int = 1) -> None:
+        self._data, self._shadow, self._share, self._run = data, shadow, share, shadow.whole.run
         self.shape, self.dtype, self.ndim, self.size = data.shape, data.dtype, data.ndim, data.size
+        self.itemsize = data.itemsize
 
     def __len__(self) -> int:
         return len(self._data)
@@ -36,9 +43,11 @@ class Watched:
         return np.array(self._data, dtype)
 
     def view(self, dtype: Any) -> "Watched":
-        """The same elements, their bits as another type of the same size."""
-        assert np.dtype(dtype).itemsize == self.dtype.itemsize, f"a view of {self.dtype} as {dtype}"
-        return Watched(self._data.view(dtype), self._shadow)
+        """The same memory, its bits as another type; of a larger element, the shadow is that of its first part."""
+        old, new = self.dtype.itemsize, np.dtype(dtype).itemsize
+        assert self._share == 1, f"a view of {self.dtype}, itself a view, as {dtype}"
+        shadow = self._shadow.part(slice(None, None, new // old)) if new > old else self._shadow
+        return Watched(self._data.view(dtype), shadow, max(old // new, 1))
 
     def __getitem__(self, key: Any) -> Any:
         key, is_element = self._within(key)
@@ -46,10 +55,14 @@ class Watched:
         in_word = frame.f_globals is WORDS
         if in_word and (order := ORDERS.get(frame.f_code.co_name)):
             self._run.explorer.ordered(write=order.is_atomic)
+            if order.word == "mbarrier_wait":
+                complete = mbarrier.parity(int(self._data[key])) != frame.f_locals["parity"]
+                order = order._replace(acquires=complete)
             self._shadow.load(key, self._run.lines.number(frame), order, scope_of(frame))
-        elif is_element or in_word:
+        elif is_element or (in_word and frame.f_code.co_name not in VIEWS):
             self._plain(key, write=False)
         else:
+            assert self._share == 1, "a slice, in device code, of a view of another type"
             return Watched(self._data[key], self._shadow.part(key))
         return self._data[key] if is_element else self._data[key].copy()
 
@@ -60,14 +73,52 @@ class Watched:
         if frame.f_globals is WORDS and (order := ORDERS.get(frame.f_code.co_name)):
             if not order.is_atomic:  # else the word goes on with what it has loaded, in one step
                 self._run.explorer.ordered(write=True)
-            self._shadow.store(key, self._run.lines.number(frame), order, scope_of(frame))
+            line = self._run.lines.number(frame)
+            if order.on_mbarrier:
+                self._shadow.arrive(key, line, order.word, completes=self._completes(key, value))
+            else:
+                self._shadow.store(key, line, order, scope_of(frame))
         else:
             self._plain(key, write=True)
         self._data[key] = value
 
     def _plain(self, key: Any, write: bool) -> None:
         self._run.explorer.plain(write)
-        self._shadow.plain(key, self._run.lines.number(sys._getframe(2)), write)
+        self._shadow.plain(self._shadowed(key), self._run.lines.number(sys._getframe(2)), write)
+
+    def _shadowed(self, key: Any) -> Any:
+        """The key in the shadow."""
+        if self._share == 1 or key is ...:
+            return key
+        if not isinstance(key, tuple):
+            return key // self._share
+        start, stop, _ = key[0].indices(len(self))
+        return slice(start // self._share, -(-stop // self._share))
+
+    def _completes(self, key: Any, word: int) -> bool:
+        """Whether a phase is complete with this word in its mbarrier's place."""
+        return mbarrier.parity(int(word)) != mbarrier.parity(int(self._data[key]))
+
+    def receive(self, copy: Copy, line: int) -> Callable[[Copier], None]:
+        """What makes an asynchronous copy into this array; raises OutOfBounds, or as :meth:`Copy.check`."""
+        there, _ = self._within(slice(copy.at, copy.at + copy.n))
+        here, _ = copy.source._within(slice(copy.first, copy.first + copy.n))
+        i, _ = copy.bar._within(copy.i)
+        of, to, bar = copy.source, self, copy.bar
+        plain = copy._replace(target=to._data, source=of._data, bar=bar._data)
+        plain.check()
+        if not to._shadow.whole.is_arena or of._shadow.whole.is_arena:
+            names = of._shadow.whole.name, to._shadow.whole.name
+            raise ValueError("copy_async from {} to {}; it takes global memory, and the arena".format(*names))
+
+        def make(copier: Copier) -> None:
+            of._shadow.plain(of._shadowed(here), line, write=False, copier=copier)
+            to._shadow.plain(to._shadowed(there), line, write=True, copier=copier)
+            after = mbarrier.after(int(bar._data[i]), 0, -plain.size)
+            bar._shadow.arrive(i, line, "copy_async", bar._completes(i, after), copier)
+            plain.make()
+
+        return make
 
     def _within(self, key: Any) -> tuple[Any, bool]:
         """The key, its numbers made plain, and whether it is of one element; raises OutOfBounds."""

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import on_python, vocabulary
-from ..device import DeviceFunction
+from ..device import DeviceFunction, references
+from ..swap import reached
 from . import agents, explorer, memory
-from .agents import Agent, Block
+from .agents import COPIES, Agent, Block, Copier
 from .explorer import Explorer
 from .findings import Finding, Race, Unwritten
 from .lines import Lines
@@ -52,8 +53,9 @@ def check(
     outside = list(outside)
     lines = Lines(*map(vars, (agents, explorer, memory)))
     turns = Explorer(seed, lines)
-    everyone = _agents(blocks, lanes, outside, turns, lines)
-    arrays = _Arrays(Run(turns, lines, everyone), unwritten)
+    copies = COPIES if _copies(fn) else 0
+    everyone, copiers = _actors(blocks, lanes, copies, outside, turns, lines)
+    arrays = _Arrays(Run(turns, lines, [*everyone, *copiers]), unwritten)
     names = fn.python.__code__.co_varnames[1:]
     watched = [arrays.watch(name, value) for name, value in zip(names, args, strict=False)]
     grid = arrays.watch("block.grid", np.zeros(vocabulary.GRID_WORDS, np.uint32))
@@ -91,16 +93,28 @@ def _first_fault(failure: BaseException | None, suspicion: Unwritten | None) -> 
     return suspicion
 
 
-def _agents(blocks: int, lanes: int, outside: list[Outside], turns: Explorer, lines: Lines) -> list[Agent]:
-    n = blocks * lanes + len(outside)
-    made = []
+def _copies(fn: DeviceFunction) -> bool:
+    """Whether a device function may start asynchronous copies."""
+    names = (value for each in reached(fn) for value in references(each.python).values())
+    return any(value is vocabulary.copy_async for value in names)
+
+
+def _actors(
+    blocks: int, lanes: int, copies: int, outside: list[Outside], turns: Explorer, lines: Lines
+) -> tuple[list[Agent], list[Copier]]:
+    """The lanes and outside agents; and so many copies a block, whose numbers come after theirs."""
+    n = blocks * (lanes + copies) + len(outside)
+    made, copiers = list[Agent](), list[Copier]()
     for b in range(blocks):
         block = Block(f"block {b}", lanes, turns, lines)
         made += [Agent(b * lanes + t, n, f"block {b}, lane {t}", block, t) for t in range(lanes)]
+        first = blocks * lanes + len(outside) + b * copies
+        block.copiers = [Copier(first + c, n, block) for c in range(copies)]
+        copiers += block.copiers
     for run in outside:
         name = f"the agent {getattr(run, '__name__', 'outside')}"
         made.append(Agent(len(made), n, name, Block(name, 1, turns, lines, outside=True), 0))
-    return made
+    return made, copiers
 
 
 def _thread(agent: Agent, turns: Explorer, fn: Callable[..., None], args: tuple[Any, ...]) -> threading.Thread:
@@ -110,8 +124,7 @@ def _thread(agent: Agent, turns: Explorer, fn: Callable[..., None], args: tuple[
             turns.await_turn(agent)
             with np.errstate(all="ignore"):
                 fn(*args)
-            for meeting in (agent.block.barrier, agent.warp.barrier):
-                meeting.leave(agent)
+            agent.block.leave(agent)
             turns.end()
         except on_python.Abandoned:
             pass  # the agent that failed says why

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..vocabulary import BLOCK, GPU
-from .agents import Agent
+from .agents import Actor, Agent, Copier
 from .explorer import Explorer
 from .findings import Place, Race, Unwritten
 from .lines import Lines
@@ -26,8 +26,8 @@ LOADS, STORES = range(2)
 class Run:
     """What all arrays of a launch share."""
 
-    def __init__(self, explorer: Explorer, lines: Lines, agents: list[Agent]) -> None:
-        self.explorer, self.lines, self.agents = explorer, lines, agents
+    def __init__(self, explorer: Explorer, lines: Lines, actors: list[Actor]) -> None:
+        self.explorer, self.lines, self.actors = explorer, lines, actors
         self.wholes: list[Whole] = []
         self.suspicion: Unwritten | None = None
         """the first read of memory that nobody has written"""
@@ -39,7 +39,7 @@ class Whole:
     def __init__(self, run: Run, name: str, shape: tuple[int, ...], is_arena: bool) -> None:
         self.run, self.name, self.shape, self.is_arena = run, name, shape, is_arena
         self.words: list[Word] = []
-        self.counts = [[0, 0] for _ in run.agents]
+        self.counts = [[0, 0] for _ in run.actors]
         run.wholes.append(self)
 
     def element(self, place: int) -> str:
@@ -50,7 +50,7 @@ class Whole:
 class Attempt(NamedTuple):
     """An access that is about to be made."""
 
-    agent: Agent
+    agent: Actor
     line: int
     write: bool
     scope: int = PLAIN
@@ -80,7 +80,7 @@ class Shadow:
     @classmethod
     def of(cls, whole: Whole, written: bool) -> "Shadow":
         """Of a whole array; `written`: whether what is in it may be read."""
-        shape, readers = whole.shape, (*whole.shape, len(whole.run.agents))
+        shape, readers = whole.shape, (*whole.shape, len(whole.run.actors))
         elements = Elements(
             who=np.zeros(shape, np.int16),
             when=np.full(shape, 0 if written else NEVER, np.int32),
@@ -96,9 +96,9 @@ class Shadow:
         """Of the elements at a key, which are some; they share memory with the whole."""
         return Shadow(self.whole, Elements(*(values[key] for values in self._of)))
 
-    def plain(self, key: Any, line: int, write: bool) -> None:
-        """A plain access of the elements at a key, by the running agent."""
-        agent, of = self._run.explorer.running, self._of
+    def plain(self, key: Any, line: int, write: bool, copier: Copier | None = None) -> None:
+        """A plain access of the elements at a key, by the running agent or by a copy."""
+        agent, of = copier or self._run.explorer.running, self._of
         when = of.when[key]
         if when.size == 0:
             return
@@ -110,7 +110,8 @@ class Shadow:
             self._suspect(np.extract(when < 0, of.place[key])[0], attempt)
         if self.whole.words:
             self._check_words(key, attempt)
-        self.whole.counts[agent.index][STORES if write else LOADS] += when.size
+        counted = copier.issuer if copier and copier.issuer else agent
+        self.whole.counts[counted.index][STORES if write else LOADS] += when.size
         moment = agent.clock[agent.index]
         if write:
             of.who[key], of.when[key], of.line[key] = agent.index, moment, line
@@ -123,8 +124,12 @@ class Shadow:
         attempt = Attempt(self._run.explorer.running, line, order.is_atomic, scope, order.word)
         word = self._checked_word(key, attempt)
         self._note(word.loads, LOADS, attempt)
-        if order.acquires:
-            word.acquire(attempt.agent, scope)
+        if not order.acquires:
+            return
+        if order.on_mbarrier:
+            word.pass_phase(self._run.explorer.running)
+        else:
+            word.acquire(self._run.explorer.running, scope)
 
     def store(self, key: Any, line: int, order: Order, scope: int) -> None:
         """The store of an ordered word."""
@@ -132,7 +137,19 @@ class Shadow:
         word = self._checked_word(key, attempt)
         self._note(word.stores, STORES, attempt)
         self._of.when[key] = max(self._of.when[key], 0)
-        word.release(attempt.agent, scope, keeps=order.is_atomic)
+        word.release(self._run.explorer.running, scope, keeps=order.is_atomic)
+
+    def arrive(self, key: Any, line: int, word_name: str, completes: bool, copier: Copier | None = None) -> None:
+        """An arrival at an mbarrier by the running agent, or the end of a copy."""
+        agent = self._run.explorer.running
+        attempt = Attempt(copier or agent, line, True, BLOCK, word_name)
+        if self._of.when[key] < 0:
+            self._suspect(self._of.place[key], attempt)
+        word = self._checked_word(key, attempt)
+        word.arrive(attempt.agent, completes)
+        self._note(word.stores, STORES, attempt)
+        if copier is None:
+            agent.tick()
 
     def _note(self, accesses: dict[int, Access], kind: int, attempt: Attempt) -> None:
         agent = attempt.agent
@@ -158,17 +175,20 @@ class Shadow:
 
     def _check_writes(self, key: Any, attempt: Attempt) -> None:
         of = self._of
-        late = of.when[key] > attempt.agent.clock[of.who[key]]
+        late = of.when[key] > attempt.agent.writes_seen[of.who[key]]
         if late.any():
-            who, line, place = (np.extract(late, values[key])[0] for values in (of.who, of.line, of.place))
-            raise self._race(place, attempt, Attempt(self._run.agents[who], line, True))
+            who, when, line, place = (
+                np.extract(late, values[key])[0] for values in (of.who, of.when, of.line, of.place)
+            )
+            other = Attempt(self._run.actors[who], line, True)
+            raise self._race(place, attempt, other, lacks_fence=bool(when <= attempt.agent.clock[who]))
 
     def _check_reads(self, key: Any, attempt: Attempt) -> None:
         of = self._of
         late = of.read[key] > attempt.agent.clock
         if late.any():
             at = tuple(np.argwhere(late)[0])
-            reader = Attempt(self._run.agents[at[-1]], of.read_line[key][at], False)
+            reader = Attempt(self._run.actors[at[-1]], of.read_line[key][at], False)
             raise self._race(of.place[key][at[:-1]], attempt, reader)
 
     def _check_words(self, key: Any, attempt: Attempt) -> None:
@@ -188,17 +208,26 @@ class Shadow:
             read = Place(attempt.agent.name, "reads it", self._run.lines[attempt.line])
             self._run.suspicion = Unwritten(self.whole.element(place), [read], array=self.whole.name)
 
-    def _race(self, place: int, attempt: Attempt, other: Attempt) -> Race:
+    def _race(self, place: int, attempt: Attempt, other: Attempt, lacks_fence: bool = False) -> Race:
         places = [
             Place(one.agent.name, "writes it" if one.write else "reads it", self._run.lines[int(one.line)])
             for one in (other, attempt)
         ]
-        return Race(self.whole.element(place), places, _advice(attempt, other), self.whole.name)
+        advice = FENCE if lacks_fence else _advice(attempt, other)
+        return Race(self.whole.element(place), places, advice, self.whole.name)
+
+
+FENCE = "the two are in order, but an asynchronous copy sees ordinary writes by way of an async_fence() only"
+COPY = (
+    "nothing orders the two: an mbarrier_wait() after the copy would, or a barrier() or mbarrier_wait() before it"
+)
 
 
 def _advice(one: Attempt, other: Attempt) -> str:
     """What would order two accesses."""
     reach = one.agent.distance(other.agent)
+    if isinstance(one.agent, Copier) or isinstance(other.agent, Copier):
+        return COPY
     if not commute(one.word, other.word):
         return "an add and a max give another result in the other order, and nothing orders the two"
     if PLAIN not in (one.scope, other.scope):
@@ -207,7 +236,8 @@ def _advice(one: Attempt, other: Attempt) -> str:
     if one.scope != other.scope:
         return "one of the two is ordered, the other plain: use ordered words on both sides"
     if reach == BLOCK:
-        words = "a warp_barrier() or a barrier()" if one.agent.warp is other.agent.warp else "a barrier()"
+        in_one_warp = isinstance(one.agent, Agent) and one.agent.warp is getattr(other.agent, "warp", None)
+        words = "a warp_barrier() or a barrier()" if in_one_warp else "a barrier()"
         return f"nothing orders the two: {words} between them would"
     if reach == GPU:
         return "nothing orders the two: a grid_barrier(block) would, or a store_release seen by a load_acquire"

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from .agents import Agent
+from ..vocabulary import BLOCK
 
+if TYPE_CHECKING:
+    from .agents import Actor, Agent
 
 PLAIN = -1
 """In a scope's place: the access has no order. No other agent is within this reach."""
@@ -20,6 +21,8 @@ class Order(NamedTuple):
     acquires: bool
     is_atomic: bool = False
     """it loads and stores in one step"""
+    on_mbarrier: bool = False
+    """its store is an arrival, its load a test for a phase: both within the block"""
 
 
 ORDERS = {
@@ -31,6 +34,9 @@ ORDERS = {
         Order("atomic_add", acquires=True, is_atomic=True),
         Order("atomic_max", acquires=True, is_atomic=True),
         Order("atomic_cas", acquires=True, is_atomic=True),
+        Order("mbarrier_arrive", acquires=False, is_atomic=True, on_mbarrier=True),
+        Order("mbarrier_expect_bytes", acquires=False, is_atomic=True, on_mbarrier=True),
+        Order("mbarrier_wait", acquires=True, on_mbarrier=True),
     )
 }
 """By the word in whose body an access stands."""
@@ -38,7 +44,7 @@ ORDERS = {
 
 def scope_of(frame: FrameType) -> int:
     """The scope that a word was called with, given the frame of its body."""
-    return int(frame.f_locals["scope"])
+    return int(frame.f_locals.get("scope", BLOCK))
 
 
 def commute(word: str, other: str) -> bool:
@@ -47,9 +53,9 @@ def commute(word: str, other: str) -> bool:
 
 
 class Access(NamedTuple):
-    """An agent's last ordered load, or store, of an element."""
+    """An actor's last ordered load, or store, of an element."""
 
-    agent: "Agent"
+    agent: "Actor"
     moment: int
     line: int
     scope: int
@@ -64,8 +70,12 @@ class Word:
         self.stores: dict[int, Access] = {}
         self._released: list[tuple[Agent, int, np.ndarray]] = []
         """who released the value that is there now, with which scope, and all that came before it"""
+        self._arrived: np.ndarray | int = 0
+        """of an mbarrier: what came before the arrivals so far"""
+        self._complete: np.ndarray | int = 0
+        """and before those of phases that are complete"""
 
-    def unordered(self, agent: "Agent", write: bool, scope: int, word: str) -> tuple[Access, bool] | None:
+    def unordered(self, agent: "Actor", write: bool, scope: int, word: str) -> tuple[Access, bool] | None:
         """An access that races with one by `agent`, and whether it is a store. Scope PLAIN: it has no order."""
         for is_store, accesses in ((True, self.stores), (False, self.loads)):
             if is_store or write:
@@ -78,16 +88,27 @@ class Word:
 
     def acquire(self, agent: "Agent", scope: int) -> None:
         """What came before the release of the value now seen, has come before what `agent` does next."""
-        for releaser, reach, clock in self._released:
+        for releaser, reach, known in self._released:
             if min(scope, reach) >= agent.distance(releaser):
-                np.maximum(agent.clock, clock, out=agent.clock)
+                np.maximum(agent.known, known, out=agent.known)
 
     def release(self, agent: "Agent", scope: int, keeps: bool) -> None:
         """`agent` hands on all that it did and saw; if it `keeps` what it found, so do those before it."""
         kept = [each for each in self._released if keeps and each[0] is not agent]
-        self._released = [*kept, (agent, scope, agent.clock.copy())]
+        self._released = [*kept, (agent, scope, agent.known.copy())]
         agent.tick()
+
+    def arrive(self, actor: "Actor", completes: bool) -> None:
+        """An arrival at an mbarrier, or a copy's end, which may complete the phase."""
+        self._arrived = np.maximum(self._arrived, actor.known)
+        if completes:
+            self._complete = self._arrived
+
+    def pass_phase(self, agent: "Agent") -> None:
+        """`agent` has found its phase complete."""
+        np.maximum(agent.known, self._complete, out=agent.known)
 
     def forget(self) -> None:
         """A plain store took the value's place: whoever sees it acquires nothing."""
         self._released = []
+        self._arrived = self._complete = 0
