@@ -258,8 +258,8 @@ def check_slots(made: Bench) -> None:
             assert slots.pages[slot] == 0
             assert slots.state[slot] in (FREE, READY, DONE)
             assert (slots.state[slot] == DONE) <= (slot in ended)
-    resumed = made.plan.count[state.CHUNKS] and made.plan.count[state.FIRST_LAYER]
-    if not count[state.PAUSED] and not resumed:
+    interrupted = made.plan.count[state.FIRST_LAYER] or made.plan.count[state.INTERRUPTED]
+    if not count[state.PAUSED] and not (made.plan.count[state.CHUNKS] and interrupted):
         assert not slots.flight.any()
         assert not made.cache.count[pages.LIMBO]
         assert not made.view.reserved.any()

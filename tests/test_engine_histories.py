@@ -191,10 +191,12 @@ class History(RuleBasedStateMachine):
         if made.settings.scheduler_block:
             return
         able = [s for s in made.waiting() if made.view.room[s * WORKERS // SLOTS] >= RECORDS_A_SAMPLE]
-        free = [s for s in able if not made.slots.leader[s] and not made.slots.flight[s]]
-        if free and not made.queue.count[state.PAUSED] and not made.plan.count[state.CHUNKS]:
-            head = free[0]
-            needed = pages_spec(int(made.slots.known[head]) + 1, made.settings.page_size)
+        if not able or made.queue.count[state.PAUSED] or made.plan.count[state.CHUNKS]:
+            return
+        head = able[0]
+        if not made.slots.leader[head] and not made.slots.flight[head]:
+            known = max(int(made.slots.known[head]), int(made.slots.prompt_len[head]))
+            needed = pages_spec(known + 1, made.settings.page_size)
             ordinary = sum(not made.slots.urgent[slot] for slot in made.running())
             assert (
                 len(made.running()) == made.settings.running

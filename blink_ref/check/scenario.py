@@ -183,21 +183,25 @@ class Nic:
 
 
 def run(seed: int) -> list[Count]:
-    """The engine from its launch to its end, in the interleaving of a seed; raises the first finding."""
-    layout = replace(memory.window_layout(MODEL, SETTINGS), outbox=OUTBOX, events=1 << 11)
+    """The engine from its launch to its end, in the interleaving of a seed; raises the first finding.
+
+    Where the seed is odd, the scheduler has a block of its own.
+    """
+    settings = replace(SETTINGS, blocks=SETTINGS.blocks + seed % 2, scheduler_block=seed % 2 == 1)
+    layout = replace(memory.window_layout(MODEL, settings), outbox=OUTBOX, events=1 << 11)
     nic_half, gpu_half = np.zeros((), layout.nic_half), np.zeros((), layout.gpu_half)
     window = memory.device_window(nic_half, gpu_half, layout)
-    args = memory.arguments(MODEL, Weights.random(MODEL, seed=1, scale=0.3), SETTINGS, window)
+    args = memory.arguments(MODEL, Weights.random(MODEL, seed=1, scale=0.3), settings, window)
     *_, paused, _, _, cache, _, act, _ = args
     return check(
         serve,
-        SETTINGS.blocks,
-        SETTINGS.lanes,
+        settings.blocks,
+        settings.lanes,
         *args,
         0,
         PATIENCE,
         seed=seed,
-        shared=SETTINGS.shared,
+        shared=settings.shared,
         outside=[Nic()],
         unwritten=[cache.keys, cache.values, paused.x, *act._replace(counts=act.x)],
     )

@@ -50,11 +50,14 @@ class Settings:
     """whether requests that begin alike share pages"""
 
 
-def choose(config: ModelConfig, target: str, sms: int = 0, cache_bytes: int = 0) -> Settings:
+def choose(
+    config: ModelConfig, target: str, sms: int = 0, cache_bytes: int = 0, scheduler_block: bool = False
+) -> Settings:
     """Settings for a model on a target of this machine.
 
     `sms` is the number of blocks (0 = all SMs, or all cores); `cache_bytes` bounds the KV cache
-    (0 = 1 GiB on the CPU, a third of the free memory on a GPU). Raises BlinkError where the model cannot fit.
+    (0 = 1 GiB on the CPU, a third of the free memory on a GPU). With `scheduler_block` one of the blocks only
+    schedules. Raises BlinkError where the model cannot fit.
     """
     if sms < 0:
         raise BlinkError(f"--sms is {sms}; give the number of blocks, or 0 for all")
@@ -85,6 +88,10 @@ def choose(config: ModelConfig, target: str, sms: int = 0, cache_bytes: int = 0)
         warps = -(-lanes // WARP_WIDTH) if on_python else 1
         staged = rows * width if on_python else max(STAGED_IN_L1, min(rows, 4) * width)
         shared, cache_bytes = staging.arena(1, staged, warps), cache_bytes or GIB
+    if scheduler_block and blocks < 2:
+        raise BlinkError(
+            "--scheduler-block takes one block for itself, and there is one in all; add --sms 2, or leave it out"
+        )
     page_size = (
         32 if target == "cuda" else 16
     )  # as many positions as a warp has lanes, or enough for a vector loop
@@ -98,4 +105,5 @@ def choose(config: ModelConfig, target: str, sms: int = 0, cache_bytes: int = 0)
     most = running * pages_spec(context, page_size)
     pages = max(pages_spec(context, page_size), min(most, cache_bytes // page_bytes))
     slots = 64 if target == "python" else 4096
-    return Settings(target, blocks, lanes, shared, rows, running, slots, context, page_size, pages, running // 8)
+    sizes = rows, running, slots, context, page_size, pages, running // 8
+    return Settings(target, blocks, lanes, shared, *sizes, scheduler_block=scheduler_block)

@@ -22,7 +22,7 @@ from ..simt.vocabulary import (
     clock_ns,
     i32,
     i64,
-    load_acquire,
+    load_relaxed,
     rank_index,
     thread_id,
 )
@@ -35,9 +35,11 @@ from .retire import end_requests, file_landed, move_pages, take_in, tell
 from .sight import LOOKED, begin_step, show_counts, show_step
 from .state import (
     CHUNKS,
+    DRAFTED,
     DRAFTING,
     GO,
     IN_RUNNING,
+    INTERRUPTED,
     PAUSED,
     ROWS,
     RUN,
@@ -59,20 +61,20 @@ def look_ahead(window, slots, queue, plan, ahead, sampling, cache, model, act, c
     """
     if thread_id() == 0:
         queue.count[DRAFTING] = may_draft(window, queue, plan, last)
+        if queue.count[PAUSED] == 0:
+            forget_reserved(window)
     barrier()
     if queue.count[PAUSED] == 0:
         take_off(window, slots, plan)
         if thread_id() == 0:
             tell(window, slots, queue, ahead.landed, sampling, act, model.layers)
             empty_limbo(cache)
-    if queue.count[DRAFTING] == 1:
         look_around(window, slots, queue, sampling, cache, context, model.vocab)
-    if thread_id() == 0:
-        file_landed(window, slots, queue, cache, ahead)
-    if queue.count[DRAFTING] == 1:
         if thread_id() == 0:
+            file_landed(window, slots, queue, cache, ahead)
             end_requests(window, slots, queue, cache)
             measure_room(window)
+    if queue.count[DRAFTING] == 1:
         admit(window, slots, queue, cache, sampling, model.vocab)
         draft_step(window, slots, queue, ahead, sampling, cache)
     if thread_id() == 0:
@@ -86,16 +88,13 @@ def look_ahead(window, slots, queue, plan, ahead, sampling, cache, model, act, c
 @device
 def may_draft(window, queue, plan, last):
     """1, or 0 where the next step has to be planned when this one has ended. One lane."""
-    stopped = load_acquire(window.stop, 0, SYSTEM) != 0
+    stopped = load_relaxed(window.stop, 0, SYSTEM) != 0
     return i64(not (last or stopped or queue.count[PAUSED] == 1 or plan.count[SCORED] > 0))
 
 
 @device
 def take_off(window, slots, plan):
-    """Write down what is in flight: rows and samples of the plan. All lanes of one block; ends with a barrier."""
-    if thread_id() == 0:
-        forget_reserved(window)
-    barrier()
+    """Write down what is in flight: rows and samples of the plan. All lanes of one block; no barrier."""
     chunk = i64(thread_id())
     while chunk < plan.count[CHUNKS]:
         slot = i64(plan.chunk_slot[chunk])
@@ -105,12 +104,11 @@ def take_off(window, slots, plan):
         if plan.chunk_sample[chunk] >= 0:
             atomic_add(window.reserved, worker_of(window, slot), i64(RECORDS_A_SAMPLE))
         chunk += block_threads()
-    barrier()
 
 
 @device
 def draft_step(window, slots, queue, ahead, sampling, cache):
-    """Deal the next step's rows, if there are pages for all. All lanes of one block; ends with a barrier."""
+    """Deal the next step's rows, if there are pages for all. All lanes of one block; no barrier at the end."""
     if thread_id() == 0:
         ahead.draft.count[ROWS] = ahead.draft.count[CHUNKS] = i32(0)
         if not urgent_first(slots, queue):
@@ -120,7 +118,6 @@ def draft_step(window, slots, queue, ahead, sampling, cache):
     barrier()
     for chunk in range(ahead.draft.count[CHUNKS]):
         fill_rows(slots, ahead.draft, chunk)
-    barrier()
 
 
 @device
@@ -145,6 +142,7 @@ def commit(window, slots, queue, plan, ahead, sampling, model):
             show_step(window, queue, ahead.landed, model.layers)
         ahead.draft.count[ROWS] = ahead.draft.count[CHUNKS] = i32(0)
         queue.count[STREAK] = 0
+        queue.count[DRAFTED] += 1
         plan.stamp[LOOKED] = began
         begin_step(window, queue, plan, model.layers)
         plan.count[GO] = i32(RUN)
@@ -152,7 +150,10 @@ def commit(window, slots, queue, plan, ahead, sampling, model):
 
 @device
 def come_down(window, slots, queue, plan, ahead, cache):
-    """The launch ends with this step: nothing is in flight any more. All lanes of block 0."""
+    """The launch ends with this step: nothing is in flight any more. All lanes of block 0.
+
+    But for a step that was interrupted, which the next launch puts aside.
+    """
     if queue.count[PAUSED] == 0:
         chunk = i64(thread_id())
         while chunk < plan.count[CHUNKS]:
@@ -161,3 +162,5 @@ def come_down(window, slots, queue, plan, ahead, cache):
         if thread_id() == 0:
             forget_reserved(window)
             move_pages(window, slots, queue, cache, ahead)
+            if plan.count[INTERRUPTED] == 0:
+                empty_limbo(cache)

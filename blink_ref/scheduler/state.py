@@ -15,9 +15,9 @@ CHOSEN, DECISION, STRANGERS, DEALING, RESUMING, STREAK = range(8, 14)
 among the running that is dealt rows; 1 = the paused step goes on; urgent steps in a row while others wait."""
 STEPS, PREEMPTED, PAUSES, FOUND, EVICTED, EVENTS = range(14, 20)
 """What has happened since the start, for the heartbeat."""
-DRAFTING, SHORT, MOVES = range(20, 23)
+DRAFTING, SHORT, MOVES, DRAFTED = range(20, 24)
 """1 = the next step is to be drafted; running slots that lack pages for what they want; places in
-:attr:`Ahead.moved`."""
+:attr:`Ahead.moved`; steps so far that had been drafted."""
 
 ROWS, SAMPLES, GO, TIMED, CHUNKS, DECODING, FIRST_LAYER, INTERRUPTED, FILTERED, PREEMPTIBLE = range(10)
 SCORED, URGENT_SEEN = range(10, 12)

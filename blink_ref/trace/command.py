@@ -59,7 +59,10 @@ def run(args: argparse.Namespace) -> int:
     path = resolve(args.model)
     config, tokenizer = ModelConfig.load(path), Tokenizer.load(path)
     requests = _prepare([*args.prompt, *_lines(args.file)], args.max_tokens, config, tokenizer)
-    with engine_process(path, args.target, args.sms, args.debug) as engine, Recorder(engine.window) as recorder:
+    with (
+        engine_process(path, args.target, args.sms, args.debug, args.scheduler_block) as engine,
+        Recorder(engine.window) as recorder,
+    ):
         _serve(Nic(engine.window), requests, recorder)
         _settle(recorder)
     ready = engine.ready
