@@ -488,11 +488,14 @@ SEEDED = [
 ]
 
 
-@pytest.mark.parametrize("how", ["1 block", "2 blocks", "8 blocks", "chunks of 1", "chunks of 3", "no sharing"])
+@pytest.mark.parametrize(
+    "how", ["1 block", "2 blocks", "8 blocks", "own block", "chunks of 1", "chunks of 3", "no sharing"]
+)
 def test_a_seed_gives_the_same_tokens_alone_and_in_any_batch_and_chunks(how):
     changes = {
         "1 block": {"blocks": 1},
         "8 blocks": {"blocks": 8},
+        "own block": {"blocks": 4, "scheduler_block": True},
         "chunks of 1": {"rows": 1, "running": 1, "reserved": 0},
         "chunks of 3": {"rows": 3, "running": 3},
         "no sharing": {"sharing": False},

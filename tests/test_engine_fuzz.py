@@ -35,8 +35,10 @@ def alone(request):
     return [answer(each) for each in INNOCENT], request.param
 
 
-def settings(target):
+def settings(target, own_block=False):
+    """Half of the rounds have a block that only schedules."""
     sizes = {"context": CONTEXT, "page_size": 4, "pages": 14, "running": 4, "rows": 8, "reserved": 1}
+    sizes |= {"blocks": 2 + own_block, "scheduler_block": own_block}
     return chosen(SMALL, target, slots=SLOTS, **sizes)
 
 
@@ -99,7 +101,7 @@ def play(seed, expected, target):
     """One round; raises AssertionError where the innocent do not get their tokens, or a list has got mixed up."""
     draw = np.random.default_rng(seed)
     outbox = int(draw.choice([4, 64]))
-    made = Bench(small(), settings(target), workers=2, outbox=outbox, arena=OTHER * ROOM)
+    made = Bench(small(), settings(target, seed % 2 == 1), workers=2, outbox=outbox, arena=OTHER * ROOM)
     liar, honest = made.desks
     asked = {}
     for piece in range(PIECES):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from blink_ref import simt
 from blink_ref.ring.layout import DECODE, LENGTH, PREFILL
 from blink_ref.scheduler import state
-from blink_ref.scheduler.batch import chunks_spec, make_plan
+from blink_ref.scheduler.batch import chunks_spec, make_draft
 from blink_ref.scheduler.residence import RECORDS_A_SAMPLE, join_batch, measure_room, take_page
 from blink_ref.simt import device
 from blink_ref.simt.vocabulary import barrier, thread_id
@@ -28,7 +28,7 @@ def plan_alone(block, window, slots, queue, plan, paused, ahead, sampling, cache
             join_batch(slots, queue, joining[n])
         measure_room(window)
     barrier()
-    make_plan(window, slots, queue, plan, paused, ahead, sampling, cache)
+    make_draft(window, slots, queue, paused, ahead, sampling, cache, 0)
 
 
 def bench(rows, pages=200, **layout):
@@ -55,8 +55,10 @@ def planned(made, requests, target):
 
 
 def chunks_of(made):
-    n = made.plan.count[state.CHUNKS]
-    return list(zip(made.plan.chunk_slot[:n].tolist(), made.plan.chunk_rows[:n].tolist(), strict=True))
+    n = made.ahead.draft.count[state.CHUNKS]
+    return list(
+        zip(made.ahead.draft.chunk_slot[:n].tolist(), made.ahead.draft.chunk_rows[:n].tolist(), strict=True)
+    )
 
 
 @st.composite
@@ -78,7 +80,7 @@ def test_a_plan_deals_its_rows_as_the_spec_says(target, requests, rows):
     expected = chunks_spec([(known, done) for _, _, known, done in requests], rows)
     assert planned(made, requests, target) == [(requests[n][0], count) for n, count in expected]
 
-    plan, row, samples, decoding, filtered = made.plan, 0, [], 0, 0
+    plan, row, samples, decoding, filtered = made.ahead.draft, 0, [], 0, 0
     for chunk, (n, count) in enumerate(expected):
         slot, prompt, known, done = requests[n]
         assert plan.chunk_row[chunk] == row

@@ -6,7 +6,6 @@ block 0 writes the token drawn into the NIC's outbox (scheduler/retire.py) and p
 host code runs in between.
 """
 
-from ..scheduler.ahead import come_down, look_ahead
 from ..scheduler.schedule import schedule
 from ..scheduler.sight import DRAWN, stamp
 from ..scheduler.state import GO, INTERRUPTED, RUN
@@ -25,21 +24,24 @@ def serve(
     scheduler has turned `patience` times without finding a step to run (0 = it waits for ever). The
     state it leaves in its arrays is whole: launched again, it goes on.
     """
-    step, alone = i64(0), i64(queue.own_block)
+    step, alone, beside = i64(0), i64(queue.own_block), i64(0)
     team = team_of(block, alone)  # those who compute: all, or all but the scheduler
-    while max_steps == 0 or step < max_steps:
+    while True:
         if block.id == 0:
-            schedule(window, slots, queue, plan, paused, ahead, sampling, cache, model, act, context, patience)
-        grid_barrier(block)
-        if plan.count[GO] != RUN:
-            break
-        step += 1
-        if block.id < alone:
-            last = step == max_steps
-            look_ahead(window, slots, queue, plan, ahead, sampling, cache, model, act, context, last)
+            turn = patience, beside, step + 1 != max_steps
+            schedule(window, slots, queue, plan, paused, ahead, sampling, cache, model, act, context, *turn)
+        if beside == 0:
+            grid_barrier(block)
+            if plan.count[GO] != RUN:
+                break
+            step += 1
+            beside = i64(block.id < alone and step != max_steps)
         else:
-            forward(team, window, slots, plan, paused, sampling, cache, model, act)
-        grid_barrier(block)
-        stamp(plan, DRAWN, block.id == 0 and thread_id() == 0 and plan.count[INTERRUPTED] == 0)
-    if block.id < alone and plan.count[GO] == RUN:
-        come_down(window, slots, queue, plan, ahead, cache)
+            beside = i64(0)
+        if beside == 0:
+            if block.id >= alone:
+                forward(team, window, slots, plan, paused, sampling, cache, model, act)
+            grid_barrier(block)
+            stamp(plan, DRAWN, block.id == 0 and thread_id() == 0 and plan.count[INTERRUPTED] == 0)
+            if step == max_steps:
+                break

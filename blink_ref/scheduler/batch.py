@@ -17,6 +17,7 @@ from .state import (
     CHUNKS,
     DEALING,
     DECODING,
+    DRAFTING,
     FILTERED,
     IN_PAUSED,
     PAUSED,
@@ -50,32 +51,41 @@ def chunks_spec(running: list[tuple[int, int]], rows: int) -> list[tuple[int, in
 
 
 @device
-def make_plan(window, slots, queue, plan, paused, ahead, sampling, cache):
-    """Fill the plan for one step. All lanes of the scheduler's block; ends with a barrier."""
+def make_draft(window, slots, queue, paused, ahead, sampling, cache, beside):
+    """Draft one step, if there is anything to do. All lanes of the scheduler's block; ends with a barrier."""
     if thread_id() == 0:
-        choose_work(window, slots, queue, plan, ahead, sampling, cache)
+        choose_work(window, slots, queue, ahead, sampling, cache, beside)
     barrier()
     if queue.count[RESUMING] == 1:
-        bring_back(window, queue, plan, paused)
+        bring_back(window, queue, ahead.draft, paused)
     else:
-        for chunk in range(plan.count[CHUNKS]):
-            fill_rows(slots, plan, chunk)
+        for chunk in range(ahead.draft.count[CHUNKS]):
+            fill_rows(slots, ahead.draft, chunk)
     barrier()
 
 
 @device
-def choose_work(window, slots, queue, plan, ahead, sampling, cache):
-    """Deal rows: of an urgent step, else of none if a paused one can go on, else of everybody's. One lane."""
-    plan.count[ROWS] = i32(0)
+def choose_work(window, slots, queue, ahead, sampling, cache, beside):
+    """Deal rows: of an urgent step, else of none if a paused one can go on, else of everybody's. One lane.
+
+    Beside a step that is being computed, only the last, and only if there are pages for all; else of none.
+    """
+    draft = ahead.draft
+    draft.count[ROWS] = draft.count[CHUNKS] = i32(0)
     queue.count[RESUMING] = 0
-    if urgent_first(slots, queue):
-        deal_rows(window, slots, queue, plan, ahead, sampling, cache, True)
+    urgent = urgent_first(slots, queue)
+    if beside == 0 and urgent:
+        deal_rows(window, slots, queue, draft, ahead, sampling, cache, True)
         queue.count[STREAK] += 1
-    if plan.count[ROWS] == 0:
+    if beside == 0 and draft.count[ROWS] == 0:
         queue.count[RESUMING] = queue.count[PAUSED]
-        if queue.count[PAUSED] == 0:
-            queue.count[STREAK] = 0
-            deal_rows(window, slots, queue, plan, ahead, sampling, cache, False)
+    everybody = beside == 1 and queue.count[DRAFTING] == 1 and not urgent
+    everybody = everybody or (beside == 0 and draft.count[ROWS] == 0 and queue.count[PAUSED] == 0)
+    if everybody:
+        queue.count[STREAK] = 0
+        deal_rows(window, slots, queue, draft, ahead, sampling, cache, False)
+        if beside == 1 and queue.count[SHORT] > 0:
+            draft.count[ROWS] = draft.count[CHUNKS] = i32(0)
 
 
 @device

@@ -11,7 +11,7 @@ from ..ring.layout import EVENT_PAUSE, EVENT_RESUME
 from ..simt import device, first_of_share
 from ..simt.vocabulary import barrier, block_copy, block_threads, clock_ns, i32, i64, thread_id, u32
 from .residence import RECORDS_A_SAMPLE, forget_reserved
-from .sight import LAYERS, LOOKED, NUMBER, stamp
+from .sight import LAYERS, NUMBER
 from .state import (
     CHUNKS,
     FIRST_LAYER,
@@ -89,7 +89,7 @@ def put_aside(window, slots, queue, plan, paused):
         queue.count[PAUSED] = 1
         queue.count[PAUSES] += 1
         event(window, queue, EVENT_PAUSE, i64(0), plan.count[INTERRUPTED])
-        stamp(plan, LOOKED, True)
+        plan.count[INTERRUPTED] = i32(0)
 
 
 @device

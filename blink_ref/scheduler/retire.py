@@ -1,6 +1,6 @@
 """After a step: tokens go out, full pages are filed, requests end."""
 
-from ..kvcache.pages import empty_limbo, hold, let_go
+from ..kvcache.pages import hold, let_go
 from ..kvcache.prefix import file_page
 from ..ring.device import outbox_room, worker_of, write_record
 from ..ring.layout import (
@@ -20,11 +20,10 @@ from ..ring.layout import (
     TOKEN,
 )
 from ..simt import device
-from ..simt.vocabulary import barrier, block_threads, divide, i32, i64, rank_index, thread_id, u32
+from ..simt.vocabulary import block_threads, divide, i32, i64, rank_index, thread_id, u32
 from .arrivals import mark_ending
-from .residence import forget_reserved, leave_batch, release_pages, show_free, show_page
-from .sight import LOOKED, NUMBER, show_step, stamp
-from .state import CHUNKS, ENDING, MOVES, PAUSED, WAITING
+from .residence import leave_batch, release_pages, show_free, show_page
+from .state import CHUNKS, ENDING, MOVES, WAITING
 from .trace import event
 
 
@@ -49,24 +48,6 @@ def end_reason(slots, sampling, eos, slot, token):
             if token == eos[n]:
                 reason = i64(STOP)
     return reason
-
-
-@device
-def publish(window, slots, queue, plan, ahead, cache, sampling, model, act):
-    """Take in what the step has brought, tell of it, and file the pages it filled. All lanes of one block.
-
-    Lane 0 is the last.
-    """
-    take_in(slots, queue, plan, ahead.landed, sampling, model.eos)
-    barrier()
-    if thread_id() == 0:
-        plan.count[CHUNKS] = i32(0)
-        tell(window, slots, queue, ahead.landed, sampling, act, model.layers)
-        file_landed(window, slots, queue, cache, ahead)
-        if queue.count[PAUSED] == 0:
-            empty_limbo(cache)
-            forget_reserved(window)
-        stamp(plan, LOOKED, True)
 
 
 @device
@@ -114,10 +95,8 @@ def land(slots, queue, plan, landed, sampling, eos, chunk, slot):
 
 
 @device
-def tell(window, slots, queue, landed, sampling, act, layers):
+def tell(window, sampling, act, landed):
     """Send what has landed, in the order of the chunks; the plan saw to it that there is room. One lane."""
-    if landed.count[CHUNKS] > 0 and landed.stamp[NUMBER] > 0:
-        show_step(window, queue, landed, layers)
     for chunk in range(landed.count[CHUNKS]):
         slot = i64(landed.chunk_slot[chunk])
         if slot >= 0:

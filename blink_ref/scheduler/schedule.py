@@ -1,9 +1,11 @@
-"""One turn of the scheduler: everything that happens between two steps, in the order it happens.
+"""The scheduler: everything that is done between two steps, or beside one, in the order in which it is done.
 
-With a block of its own the scheduler drafts the next step while the others compute (:mod:`.ahead`). Then hardly
-anything of this is left to do between the two.
+Where all blocks compute, block 0 does it between two steps. With a block of its own the scheduler works while the
+others compute: it tells of the step before and drafts the step after (:mod:`.ahead`), and between the two steps
+there is little left to do.
 """
 
+from ..kvcache.pages import empty_limbo
 from ..ring.device import beat
 from ..ring.layout import (
     BEAT_STATE,
@@ -17,89 +19,132 @@ from ..ring.layout import (
 from ..simt import device
 from ..simt.vocabulary import SYSTEM, barrier, i32, i64, load_acquire, relax, thread_id
 from .admit import admit
-from .ahead import commit
+from .ahead import issue, may_draft, take_off
 from .arrivals import look_around, mark_ending
-from .batch import make_plan
+from .batch import make_draft
 from .pause import put_aside
-from .residence import measure_room
-from .retire import end_requests, move_pages, publish
-from .sight import LOOKED, begin_step, show_counts, stamp
+from .residence import forget_reserved, measure_room
+from .retire import end_requests, file_landed, move_pages, take_in, tell
+from .sight import LOOKED, NUMBER, show_counts, show_step, stamp
 from .state import (
     CHUNKS,
-    FIRST_LAYER,
+    DRAFTED,
+    DRAFTING,
     GO,
     IDLE,
     INTERRUPTED,
     LEAVE,
+    PAUSED,
     ROWS,
     RUN,
     STEPS,
+    TRACING,
 )
 from .trace import publish_events
 
 
 @device
-def schedule(window, slots, queue, plan, paused, ahead, sampling, cache, model, act, context, patience):
-    """See to the step before, and have the next one planned. All lanes of one block.
+def schedule(
+    window, slots, queue, plan, paused, ahead, sampling, cache, model, act, context, patience, beside, wanted
+):
+    """See to the step that has ended, and have the next one planned. All lanes of the scheduler's block.
 
-    Ends with ``plan.count[GO]`` = RUN and a plan, LEAVE when the stop word is set, or IDLE after `patience` turns
-    without a plan (0 = never); the caller's grid barrier shows it to the other blocks.
+    Between two steps (`beside` = 0) it ends with ``plan.count[GO]`` = RUN and a plan, LEAVE when the stop word is
+    set, or IDLE after `patience` turns without a plan (0 = never); the caller's grid barrier shows it to the other
+    blocks. Beside a step (1) it ends with a draft of the next one, if it is `wanted`: not of the last one of a
+    launch, which leaves nothing in flight.
     """
-    if thread_id() == 0:
-        move_pages(window, slots, queue, cache, ahead)
-    barrier()  # lane 0 has stamped the plan that all lanes read now
-    if ahead.draft.count[ROWS] > 0 and plan.count[INTERRUPTED] == 0:
-        commit(window, slots, queue, plan, ahead, sampling, model)
+    if beside == 1:
+        begin_beside(window, slots, queue, plan, wanted)
     else:
-        turn(window, slots, queue, plan, paused, ahead, sampling, cache, model, act, context, patience)
+        begin_between(window, slots, queue, plan, paused, ahead, sampling, cache, model)
+    drafted = ahead.draft.count[ROWS] > 0
+    if thread_id() == 0:
+        landed = ahead.landed
+        told_now = beside == 1 or not drafted or queue.count[TRACING] == 1
+        if told_now and landed.count[CHUNKS] > 0 and landed.stamp[NUMBER] > 0:
+            show_step(window, queue, landed, model.layers)
+    if not drafted and (beside == 0 or queue.count[PAUSED] == 0):
+        plan_next(window, slots, queue, paused, ahead, sampling, cache, model, act, context, patience, beside)
+    if beside == 0:
+        issue(window, queue, plan, ahead, model.layers)
+    if thread_id() == 0:
+        queue.count[DRAFTED] += i64(beside == 0 and drafted)
+        if beside == 1 or (not drafted and plan.count[GO] == RUN):
+            beat(window, BEAT_STEPS, queue.count[STEPS])
 
 
 @device
-def turn(window, slots, queue, plan, paused, ahead, sampling, cache, model, act, context, patience):
-    """Publish the step before, take arrivals in, admit, and plan the next step. All lanes of one block.
-
-    Spins while there is nothing to do, or no room in the outboxes for what there is.
-    """
+def begin_between(window, slots, queue, plan, paused, ahead, sampling, cache, model):
+    """Take in what the step that has ended brings, or put it aside. All lanes of one block; lane 0 is the last."""
+    if thread_id() == 0:
+        move_pages(window, slots, queue, cache, ahead)
+        stamp(ahead.draft, LOOKED, True)
+    barrier()  # lane 0 has stamped the plan that all lanes read now
     if plan.count[INTERRUPTED] > 0:
         put_aside(window, slots, queue, plan, paused)
         if thread_id() == 0:
             ahead.draft.count[ROWS] = i32(0)
     else:
-        publish(window, slots, queue, plan, ahead, cache, sampling, model, act)
+        take_in(slots, queue, plan, ahead.landed, sampling, model.eos)
+    barrier()
+    if thread_id() == 0:
+        plan.count[CHUNKS] = i32(0)
+        if queue.count[PAUSED] == 0:
+            forget_reserved(window)
+
+
+@device
+def begin_beside(window, slots, queue, plan, wanted):
+    """Write down what is in flight. All lanes of one block; ends with a barrier."""
+    if thread_id() == 0:
+        queue.count[DRAFTING] = may_draft(window, queue, plan, wanted)
+    if queue.count[PAUSED] == 0:
+        take_off(window, slots, plan)
+    barrier()
+
+
+@device
+def plan_next(window, slots, queue, paused, ahead, sampling, cache, model, act, context, patience, beside):
+    """Tell of what has landed, take arrivals in, admit, and draft the next step. All lanes of one block.
+
+    Between steps it spins while there is nothing to do, or no room in the outboxes for what there is.
+    """
+    if thread_id() == 0:
+        tell(window, sampling, act, ahead.landed)
     turns = i64(0)
     while True:
         look_around(window, slots, queue, sampling, cache, context, model.vocab)
         if thread_id() == 0:
+            file_landed(window, slots, queue, cache, ahead)
+            if turns == 0 and queue.count[PAUSED] == 0:
+                empty_limbo(cache)
             end_requests(window, slots, queue, cache)
             measure_room(window)
         admit(window, slots, queue, cache, sampling, model.vocab)
-        make_plan(window, slots, queue, plan, paused, ahead, sampling, cache)
+        make_draft(window, slots, queue, paused, ahead, sampling, cache, beside)
         if thread_id() == 0:
-            plan.count[GO] = i32(what_now(window, slots, queue, plan, cache, model.layers, turns, patience))
+            ahead.draft.count[GO] = i32(what_now(window, slots, queue, ahead, cache, turns, patience, beside))
         barrier()
-        if plan.count[GO] >= 0:
+        if beside == 1 or ahead.draft.count[GO] >= 0:
             break
         relax(turns)
         turns += 1
-        stamp(plan, LOOKED, thread_id() == 0)
+        stamp(ahead.draft, LOOKED, thread_id() == 0)
 
 
 @device
-def what_now(window, slots, queue, plan, cache, layers, turns, patience):
+def what_now(window, slots, queue, ahead, cache, turns, patience, beside):
     """RUN, LEAVE, IDLE, or -1 to look again; beats the heart. One lane."""
     if turns & 63 == 0:
         beat(window, BEATS, window.heartbeat[BEATS] + 1)
         beat(window, BEAT_STATE, SERVING)
         show_counts(window, queue)
-    if load_acquire(window.stop, 0, SYSTEM) != 0:
-        plan.count[CHUNKS] = i32(0)  # the step planned just now is not run
-        say_goodbye(window, slots, queue, cache)
+    if beside == 0 and load_acquire(window.stop, 0, SYSTEM) != 0:
+        say_goodbye(window, slots, queue, cache)  # the step planned just now is not run
         return LEAVE
     publish_events(window, queue)
-    if plan.count[ROWS] > 0:
-        if plan.count[FIRST_LAYER] == 0:
-            begin_step(window, queue, plan, layers)
-        beat(window, BEAT_STEPS, queue.count[STEPS])
+    if ahead.draft.count[ROWS] > 0:
         return RUN
     if patience > 0 and turns >= patience:
         return IDLE
