@@ -52,7 +52,7 @@ def chunks_spec(running: list[tuple[int, int]], rows: int) -> list[tuple[int, in
 
 @device
 def make_draft(window, slots, queue, paused, ahead, sampling, cache, beside):
-    """Draft one step, if there is anything to do. All lanes of the scheduler's block; ends with a barrier."""
+    """Draft one step, if there is anything to do. All lanes of the scheduler's block; no barrier at the end."""
     if thread_id() == 0:
         choose_work(window, slots, queue, ahead, sampling, cache, beside)
     barrier()
@@ -61,7 +61,6 @@ def make_draft(window, slots, queue, paused, ahead, sampling, cache, beside):
     else:
         for chunk in range(ahead.draft.count[CHUNKS]):
             fill_rows(slots, ahead.draft, chunk)
-    barrier()
 
 
 @device

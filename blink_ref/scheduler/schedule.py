@@ -96,12 +96,11 @@ def begin_between(window, slots, queue, plan, paused, ahead, sampling, cache, mo
 
 @device
 def begin_beside(window, slots, queue, plan, wanted):
-    """Write down what is in flight. All lanes of one block; ends with a barrier."""
+    """Write down what is in flight. All lanes of one block; no barrier."""
     if thread_id() == 0:
         queue.count[DRAFTING] = may_draft(window, queue, plan, wanted)
     if queue.count[PAUSED] == 0:
         take_off(window, slots, plan)
-    barrier()
 
 
 @device

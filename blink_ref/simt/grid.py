@@ -44,7 +44,8 @@ def team_of(block, first):
     """The blocks from number `first` on, which is 0 or 1, as a grid of their own: numbered from 0, they share
     work and meet at a barrier without block 0."""
     first = i64(first)
-    return Block(block.id - first, block.blocks - first, block.shared, block.grid, block.turn, first)
+    number, blocks = i64(i32(block.id - first)), i64(i32(block.blocks - first))  # half the registers
+    return Block(number, blocks, block.shared, block.grid, block.turn, first)
 
 
 @device
