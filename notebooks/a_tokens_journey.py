@@ -302,7 +302,7 @@ draw_pages("slot 0 has a page; nothing has been computed yet")
 
 # %% [markdown]
 # Last, the plan of the first step. `schedule` is one whole turn of the scheduler: it does again what we just did
-# (and finds nothing new), then `make_plan` deals rows. A row is one position of one request. A request *knows*
+# (and finds nothing new), then `make_draft` deals rows. A row is one position of one request. A request *knows*
 # tokens, has *done* positions, and wants the rows between; the row of the last known token draws the next one.
 
 

@@ -49,6 +49,12 @@ class Settings:
     sharing: bool = True
     """whether requests that begin alike share pages"""
 
+    def __post_init__(self) -> None:
+        if self.scheduler_block and self.blocks < 2:
+            raise BlinkError(
+                "--scheduler-block takes a block for itself, and there is one in all; add --sms 2, or leave it out"
+            )
+
 
 def choose(
     config: ModelConfig, target: str, sms: int = 0, cache_bytes: int = 0, scheduler_block: bool = False
@@ -88,10 +94,6 @@ def choose(
         warps = -(-lanes // WARP_WIDTH) if on_python else 1
         staged = rows * width if on_python else max(STAGED_IN_L1, min(rows, 4) * width)
         shared, cache_bytes = staging.arena(1, staged, warps), cache_bytes or GIB
-    if scheduler_block and blocks < 2:
-        raise BlinkError(
-            "--scheduler-block takes one block for itself, and there is one in all; add --sms 2, or leave it out"
-        )
     page_size = (
         32 if target == "cuda" else 16
     )  # as many positions as a warp has lanes, or enough for a vector loop
