@@ -309,7 +309,7 @@ draw_pages("slot 0 has a page; nothing has been computed yet")
 # %%
 def turn(engine=arguments):
     with np.errstate(over="ignore"):  # of hashes, which wrap around
-        schedule.schedule(*engine, 1)
+        schedule.schedule(*engine, 1, 0, True)
 
 
 turn()
@@ -334,13 +334,16 @@ print(inspect.getsource(serve))
 
 # %% [markdown]
 # All blocks run this function. Block 0 plans; then comes `grid_barrier`, at which every block waits for all the
-# others, so that what any of them wrote before is seen by all of them after. Then all blocks compute. We run one
+# others, so that what any of them wrote before is seen by all of them after. Then all blocks compute. (`alone` and
+# `beside` are for an engine whose block 0 only schedules, beside the others. Ours has none.) We run one
 # `forward` by hand, compiled for this machine's CPU, two blocks, each a thread. The first launch compiles.
 
 
 # %%
 def compute(engine=arguments):
-    simt.launch(forward, sizes.blocks, sizes.lanes, *engine[:-1], target="cpu", shared=sizes.shared)
+    view, slots, _, plan, paused, _, *others, _ = engine
+    needed = view, slots, plan, paused, *others
+    simt.launch(forward, sizes.blocks, sizes.lanes, *needed, target="cpu", shared=sizes.shared)
 
 
 before = time.perf_counter()
@@ -443,7 +446,7 @@ wide = replace(
 )
 wide_weights = Weights.random(wide, seed=1)
 wide_sizes = replace(settings.choose(wide, "cpu", sms=2, cache_bytes=1 << 26), slots=1, running=1)
-_, _, _, p, _, w, c, m, a, _ = memory.arguments(wide, wide_weights, wide_sizes, None)
+_, _, _, p, _, _, w, c, m, a, _ = memory.arguments(wide, wide_weights, wide_sizes, None)
 D, F, V, HEADS, KV_HEADS, SIZE = wide.hidden, wide.ffn, wide.vocab, wide.heads, wide.kv_heads, wide.head_dim
 
 draw = np.random.default_rng(0)

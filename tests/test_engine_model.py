@@ -78,8 +78,9 @@ class Steps:
         plan.temperature[:n], plan.seed[:n], plan.best[:n] = temperature, seed, LOWEST
         for buffer in act:
             buffer.fill(np.nan if buffer.dtype == np.float32 else 0)
-        s, arguments = self.settings, self.bench.args[:-1]
-        simt.launch(forward, s.blocks, s.lanes, *arguments, target=s.target, shared=s.shared)
+        s, made = self.settings, self.bench
+        needed = made.view, made.slots, plan, made.paused, made.sampling, made.cache, made.model, act
+        simt.launch(forward, s.blocks, s.lanes, *needed, target=s.target, shared=s.shared)
         self.done += n
         vocab = self.bench.config.vocab
         logits = act.logits[: n * vocab].reshape(n, vocab).copy()

@@ -1,5 +1,8 @@
 """A scheduler with a block of its own: what it drafts, and what it leaves to the time between steps."""
 
+import subprocess
+import sys
+
 import pytest
 from engine_bench import SMALL, Bench, Request, answers_alone, chosen, interruptible, small  # noqa: F401
 from hypothesis import given, settings
@@ -223,3 +226,13 @@ def test_one_block_cannot_be_the_schedulers_own():
     with pytest.raises(BlinkError, match="add --sms 2, or leave it out"):
         choose(SMALL, "cpu", 1, scheduler_block=True)
     assert choose(SMALL, "cpu", 2, scheduler_block=True).scheduler_block
+
+
+def generated(*options: str) -> str:
+    command = sys.executable, "-m", "blink_ref", "generate", "--model", "tiny", "--target", "cpu", "--sms", "2"
+    return subprocess.run([*command, *options, "Elizabeth"], capture_output=True, text=True, check=True).stdout
+
+
+def test_the_command_line_gives_the_scheduler_its_own_block():
+    most = "--max-tokens", "24"
+    assert generated(*most, "--scheduler-block") == generated(*most)
