@@ -198,7 +198,7 @@ def test_a_debugger_stops_in_the_scheduler_and_prints_a_slot(tmp_path):
             f"break {admit.__file__}:{line}",
             "continue",
             "print('prompt', slots.prompt_len[slot], 'of slot', slot)",
-            "up 8",  # decide, admit, schedule, serve, and before each the call of the device function
+            "up 10",  # decide, admit, plan_next, schedule, serve, and before each the call of the device function
             "print('block', block.id, 'of', block.blocks)",
             "clear 1",
             "continue",
