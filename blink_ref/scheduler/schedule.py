@@ -153,8 +153,7 @@ def what_now(window, slots, queue, ahead, cache, turns, patience, beside):
 @device
 def say_goodbye(window, slots, queue, cache):
     """End every request, running or waiting, with SHUTDOWN, as far as the outboxes have room. One lane."""
-    for worker in range(window.workers):
-        window.reserved[worker] = 0
+    forget_reserved(window)
     for slot in range(slots.state.shape[0]):
         if slots.state[slot] != FREE and slots.ending[slot] == 0:
             mark_ending(slots, queue, slot, SHUTDOWN)
