@@ -30,6 +30,7 @@ from blink_ref.simt.vocabulary import (
     load_acquire,
     load_relaxed,
     relax,
+    store_relaxed,
     store_release,
     thread_id,
     warp_barrier,
@@ -205,14 +206,14 @@ def test_a_barrier_does_not_order_two_blocks_and_a_grid_barrier_does():
     clean(blocks_with_a_grid_barrier, ints(), blocks=2)
 
 
-def message(store_scope, load, load_scope):
+def message(store_scope, load, load_scope, store=store_release):
     """A device function that hands one number from block 0 to block 1."""
 
     @device
     def pass_on(block, box, flag):
         if block.id == 0:
             box[0] = 7
-            store_release(flag, 0, i64(1), store_scope)
+            store(flag, 0, i64(1), store_scope)
         else:
             spins = i64(0)
             while load(flag, 0, load_scope) == 0:
@@ -233,10 +234,12 @@ def test_a_release_that_is_acquired_orders_in_both_scopes_only():
         assert finding.advice.endswith("it takes GPU")
 
 
-def test_a_relaxed_load_orders_nothing():
+@pytest.mark.parametrize("words", [(load_relaxed, store_release), (load_acquire, store_relaxed)])
+def test_a_relaxed_access_orders_nothing(words):
+    load, store = words
     for seed in SEEDS:
         with pytest.raises(Race) as caught:
-            check(message(GPU, load_relaxed, GPU), 2, 1, ints(), ints(), seed=seed)
+            check(message(GPU, load, GPU, store), 2, 1, ints(), ints(), seed=seed)
         assert caught.value.about == "box[0]"
         assert {place.line.text for place in caught.value.places} == {"box[0] = 7", "box[1] = box[0]"}
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from blink_ref import simt
 from blink_ref.kvcache.pages import pages_for, pages_spec
 from blink_ref.kvcache.prefix import chain_spec, found_pages, look_up, shared_spec
-from blink_ref.scheduler.residence import release_pages, share_page, take_page
+from blink_ref.scheduler.residence import release_pages, share_page, take_pages
 from blink_ref.scheduler.retire import file_pages
 from blink_ref.simt import device
 from blink_ref.simt.vocabulary import barrier, i32, i64, thread_id
@@ -27,7 +27,7 @@ def live(block, window, slots, queue, ahead, cache, slot, stays, out):
         for _ in range(found):
             share_page(window, slots, queue, cache, slot)
         while slots.pages[slot] < pages_for(slots.known[slot], size):
-            take_page(window, slots, queue, cache, slot)
+            take_pages(window, slots, queue, cache, slot, 1)
         slots.done[slot] = slots.known[slot] - i32(1)
         file_pages(window, slots, queue, cache, ahead, slot, found * size, i64(slots.done[slot]))
         if not stays:

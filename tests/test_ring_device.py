@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from blink_ref import simt
 from blink_ref.engine.memory import device_window
-from blink_ref.ring.device import beat, outbox_room, urgent_rung, urgent_seen, worker_of, write_record
+from blink_ref.ring.device import (
+    beat,
+    look_what_is_read,
+    outbox_room,
+    urgent_rung,
+    urgent_seen,
+    worker_of,
+    write_record,
+)
 from blink_ref.ring.layout import END, LINE, TOKEN, Layout, Record, pack_record, unpack_record
 from blink_ref.simt import device
 from blink_ref.simt.vocabulary import i64
@@ -18,8 +26,8 @@ targets = pytest.mark.parametrize("target", TARGETS)
 
 
 @device
-def write(block, window, worker, slot, kind, value):
-    write_record(window, worker, slot, kind, value)
+def write(block, window, worker, slot, kind, value, last):
+    write_record(window, worker, slot, kind, value, last)
 
 
 @device
@@ -30,6 +38,7 @@ def beat_once(block, window, place, value):
 @device
 def rooms(block, window, out):
     for worker in range(window.workers):
+        look_what_is_read(window, i64(worker))
         out[worker] = outbox_room(window, i64(worker))
 
 
@@ -61,7 +70,7 @@ def window_of(layout=LAYOUT):
 def test_a_record_written_on_the_device_is_the_one_that_the_nic_unpacks(target, index, slot, kind, value, worker):
     memory, view = window_of()
     view.written[worker] = index
-    simt.launch(write, 1, 1, view, worker, slot, kind, value, target=target)
+    simt.launch(write, 1, 1, view, worker, slot, kind, value, kind == END, target=target)
     at = worker * LAYOUT.outbox + index % LAYOUT.outbox
     word = int(memory.gpu["outbox"][at])
     assert word == pack_record(index, LAYOUT.outbox, slot, kind, value)

@@ -58,6 +58,7 @@ from blink_ref.simt.vocabulary import (
     row_dots,
     row_dots_of_two,
     row_mix,
+    store_relaxed,
     store_release,
     thread_id,
     u32,
@@ -95,6 +96,7 @@ def use_every_word(block, floats, halves, stored, words, longs):
     floats[i] += lane_sum(floats[i]) + lane_max(floats[i]) + lane_broadcast(floats[i], 3)
     words[i] = lane_any(words[i] > 0)
     store_release(words, i, load_relaxed(words, i) + load_acquire(words, i))
+    store_relaxed(words, i, words[i])
     atomic_add(words, i, i32(1))
     atomic_max(longs, i, rank(exp(floats[i]), i))
     atomic_cas(longs, i, i64(0), rank_index(longs[i]) + clock_ns())
@@ -202,6 +204,7 @@ def in_scope(scope):
     def access(block, words, longs):
         words[0] = load_relaxed(words, 1, scope) + load_acquire(words, 2, scope)
         store_release(words, 3, i32(1), scope)
+        store_relaxed(words, 7, i32(1), scope)
         atomic_add(longs, 4, i64(1), scope)
         atomic_max(longs, 5, i64(1), scope)
         atomic_cas(words, 6, i32(0), i32(1), scope)
@@ -216,6 +219,7 @@ def test_ordered_accesses_carry_their_scope(scope, name):
         f"ld.relaxed.{name}.global.u32",
         f"ld.acquire.{name}.global.u32",
         f"st.release.{name}.global.u32",
+        f"st.relaxed.{name}.global.u32",
         f"atom.add.acq_rel.{name}.global.u64",
         f"atom.max.acq_rel.{name}.global.s64",
         f"atom.cas.acq_rel.{name}.global.b32",

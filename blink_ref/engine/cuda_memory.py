@@ -9,7 +9,7 @@ from ..ring.device import Window as DeviceWindow
 from ..ring.window import Window
 from ..simt import on_cuda
 
-IN_GPU_MEMORY = ("written", "room", "dealt", "reserved")
+IN_GPU_MEMORY = ("written", "read", "room", "dealt", "reserved")
 """Arrays of the kernel's view of the window that are not in the window."""
 
 

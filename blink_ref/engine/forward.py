@@ -4,7 +4,7 @@ from ..kernels.attention import attend, project
 from ..kernels.embedding import embedding
 from ..kernels.filters import draw_filtered
 from ..kernels.linear import add_linear
-from ..kernels.logits import logits_and_draw
+from ..kernels.logits import forget_draws, logits_and_draw
 from ..kernels.mlp import gate_up
 from ..kernels.tensors import DOWN, OUT
 from ..scheduler.pause import copy_stream, watch
@@ -35,6 +35,7 @@ def forward(block, window, slots, plan, paused, sampling, cache, model, act):
     filtered, interrupted = plan.count[FILTERED] > 0, False
     weights, matrix = model.weights, model.matrix
     timed = timed_layer(block, plan)
+    forget_draws(block, plan, samples)
     if layer == 0:
         embedding(block, plan, rows, model, act.x)
     else:

@@ -30,6 +30,7 @@ def device_window(nic: Any, gpu: Any, layout: Layout) -> Window:
     return Window(
         **fields,
         written=np.zeros(workers, np.int64),
+        read=np.zeros(workers, np.uint32),
         room=np.zeros(workers, np.int64),
         dealt=np.zeros(workers, np.int64),
         reserved=np.zeros(workers, np.int64),

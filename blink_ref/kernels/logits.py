@@ -6,12 +6,14 @@ from ..simt import device, first_of_share, grid_warp, grid_warps
 from ..simt.vocabulary import (
     atomic_max,
     barrier,
+    block_threads,
     i64,
     lane_id,
     lane_max,
     opaque,
     rank,
     row_dots,
+    thread_id,
     warp_barrier,
     warp_width,
 )
@@ -58,6 +60,16 @@ def logits_and_draw(block, plan, samples, sampling, model, x, logits):
             if sampling.filtered[plan.sample_slot[s]] == 0:
                 draw(plan, s, logits, s * vocab, first, end)
         s0 += tile
+
+
+@device
+def forget_draws(block, plan, samples):
+    """Begin the maxima in ``plan.best`` anew. All blocks call it, a grid barrier or more before they draw."""
+    if block.id == 0:
+        s = i64(thread_id())
+        while s < samples:
+            plan.best[s] = LOWEST
+            s += block_threads()
 
 
 @device

@@ -128,13 +128,20 @@ def spare_pages(cache):
 
 
 @device
-def pop_free(cache):
-    """A page from the free stack, which has one; its first holder is the caller. One lane."""
-    top = i64(cache.count[FREE]) - 1
-    cache.count[FREE] = i32(top)
-    page = i64(cache.free[top])
+def free_page(cache, i):
+    """The page at place i of the free stack, from the top, has the caller for its first holder. One lane.
+
+    :func:`leave_stack` takes those that were used off the stack, at the end.
+    """
+    page = i64(cache.free[i64(cache.count[FREE]) - 1 - i])
     cache.references[page] = i32(1)
     return page
+
+
+@device
+def leave_stack(cache, n):
+    """Take n pages off the free stack. One lane."""
+    cache.count[FREE] -= i32(n)
 
 
 @device

@@ -94,12 +94,13 @@ def look_up(slots, cache, slot):
 @device
 def link_chain(slots, cache, slot, whole):
     """Make the pages' own hashes, from `hashed` on, a chain of `whole` pages. One lane."""
-    for i in range(i64(slots.hashed[slot]), whole):
-        before = u64(0)
-        if i > 0:
-            before = cache.chain[slot, i - 1]
-        cache.chain[slot, i] = chained(before, cache.chain[slot, i])
-    if whole > slots.hashed[slot]:
+    hashed, before = i64(slots.hashed[slot]), u64(0)
+    if hashed > 0:
+        before = cache.chain[slot, hashed - 1]
+    for i in range(hashed, whole):
+        before = chained(before, cache.chain[slot, i])
+        cache.chain[slot, i] = before
+    if whole > hashed:
         slots.hashed[slot] = i32(whole)
 
 

@@ -3,7 +3,17 @@
 from typing import Any, NamedTuple
 
 from ..simt import device
-from ..simt.vocabulary import SYSTEM, divide, i64, load_acquire, load_relaxed, store_release, u32, u64
+from ..simt.vocabulary import (
+    SYSTEM,
+    divide,
+    i64,
+    load_acquire,
+    load_relaxed,
+    store_relaxed,
+    store_release,
+    u32,
+    u64,
+)
 from .layout import LINE
 
 WORDS_IN_LINE = LINE // 4
@@ -31,6 +41,8 @@ class Window(NamedTuple):
     event: Any
     written: Any
     """int64 [workers], in the GPU's own memory: records written so far to each worker's outbox"""
+    read: Any
+    """uint32 [workers], in the GPU's own memory: records that the worker had taken when last looked"""
     room: Any
     """int64 [workers], in the GPU's own memory: records that fit, as seen when this turn began"""
     dealt: Any
@@ -51,10 +63,15 @@ def worker_of(window, slot):
 
 
 @device
+def look_what_is_read(window, worker):
+    """Note how many records a worker has taken; what is free then can be written again. One lane."""
+    window.read[worker] = load_acquire(window.consumed, worker * WORDS_IN_LINE, SYSTEM)
+
+
+@device
 def outbox_room(window, worker):
-    """Records that fit into a worker's outbox now, beside those reserved. One lane."""
-    consumed = load_acquire(window.consumed, worker * WORDS_IN_LINE, SYSTEM)
-    unread = i64(u32(u64(window.written[worker]) & u64(0xFFFFFFFF)) - consumed) & i64(0xFFFFFFFF)
+    """Records that fit into a worker's outbox, as last looked, beside those reserved. One lane."""
+    unread = i64(u32(u64(window.written[worker]) & u64(0xFFFFFFFF)) - window.read[worker]) & i64(0xFFFFFFFF)
     return (i64(1) << i64(window.outbox_bits)) - unread - window.reserved[worker]
 
 
@@ -77,16 +94,30 @@ def urgent_seen(window):
 
 
 @device
-def write_record(window, worker, slot, kind, value):
-    """Write a worker's next outbox record: one 8-byte store, whole once its tag is. One lane."""
+def write_record(window, worker, slot, kind, value, last):
+    """Write a worker's next outbox record: one 8-byte store, whole once its tag is. One lane.
+
+    With `last` it comes after all that the kernel has to do with the request or writes beside the record. Such a
+    store waits for those before it to cross PCIe, which takes microseconds.
+    """
     index, size = i64(window.written[worker]), i64(1) << i64(window.outbox_bits)
     tag = ((index >> i64(window.outbox_bits)) + 1) & i64(0xFFFF)
     word = (tag << i64(48)) | (i64(slot) << i64(32)) | (i64(kind) << i64(24)) | i64(value)
-    store_release(window.outbox, worker * size + (index & (size - 1)), u64(word), SYSTEM)
+    at = worker * size + (index & (size - 1))
+    if last:
+        store_release(window.outbox, at, u64(word), SYSTEM)
+    else:
+        store_relaxed(window.outbox, at, u64(word), SYSTEM)
     window.written[worker] = index + 1
 
 
 @device
 def beat(window, place, value):
-    """Set a word of the heartbeat. One lane of the scheduler's block."""
+    """Set a word of the heartbeat, which orders nothing. One lane of the scheduler's block."""
+    store_relaxed(window.heartbeat, place, u64(value), SYSTEM)
+
+
+@device
+def beat_last(window, place, value):
+    """Set a word of the heartbeat; all that was written before is visible with it. One lane, as :func:`beat`."""
     store_release(window.heartbeat, place, u64(value), SYSTEM)

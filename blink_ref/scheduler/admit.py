@@ -19,6 +19,7 @@ from ..ring.layout import (
 )
 from ..simt import device
 from ..simt.vocabulary import (
+    BLOCK,
     atomic_add,
     atomic_max,
     barrier,
@@ -104,7 +105,7 @@ def choose(window, slots, queue, urgent_only):
             first = i64(-slots.order[slot])
         slot += block_threads()
     if first > LATEST:
-        atomic_max(queue.first, 0, first)
+        atomic_max(queue.first, 0, first, BLOCK)
     barrier()
     if thread_id() == 0:
         queue.count[CHOSEN] = i64(-1)
@@ -148,7 +149,7 @@ def copy_prompt(window, slots, queue, sampling, slot, vocab):
         else:
             token = i64(window.arena[at + n + (n - length - stops)])
         if token >= vocab:
-            atomic_add(queue.count, STRANGERS, i64(1))
+            atomic_add(queue.count, STRANGERS, i64(1), BLOCK)
             token = i64(0)
         if n < length:
             slots.token[slot, n] = i32(token)
@@ -160,7 +161,7 @@ def copy_prompt(window, slots, queue, sampling, slot, vocab):
             value = f32_of_bits(window.arena[at + n + bias + 1])
             sampling.bias[slot, bias] = value
             if not abs(value) <= MOST_PENALTY:
-                atomic_add(queue.count, STRANGERS, i64(1))
+                atomic_add(queue.count, STRANGERS, i64(1), BLOCK)
         n += block_threads()
     barrier()  # all lanes have seen that the slot knew nothing
     if thread_id() == 0:

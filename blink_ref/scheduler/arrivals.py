@@ -7,7 +7,7 @@ at most, and a best-effort request by SOONER later urgent ones.
 """
 
 from ..kvcache.pages import pages_for
-from ..ring.device import urgent_seen, worker_of
+from ..ring.device import look_what_is_read, urgent_seen, worker_of
 from ..ring.layout import (
     BAD_REQUEST,
     CANCEL,
@@ -25,24 +25,29 @@ from ..ring.layout import (
 )
 from ..simt import device
 from ..simt.vocabulary import (
+    BLOCK,
     SYSTEM,
     atomic_add,
     barrier,
     block_threads,
     clock_ns,
+    divide,
     f32,
     i32,
     i64,
+    lane_id,
     load_acquire,
     load_relaxed,
     thread_id,
     u32,
+    warp_id,
+    warps,
 )
-from .state import ARRIVED, ENDING, IN_RUNNING, RUNG, URGENT_RUNG, WAITING
-from .trace import event, look_for_tracer
+from .state import ARRIVED, ENDING, IN_RUNNING, RUNG, STOPPING, URGENT_RUNG, WAITING
+from .trace import event, heed_tracer, look_for_tracer
 
-AT_ONCE = 4
-"""Doorbells a lane reads before it looks at any: loads across PCIe take a microsecond, but overlap."""
+AT_ONCE = 8
+"""Slots that a lane glances at before it sees to any: loads across PCIe take a microsecond, but overlap."""
 
 LATER, SOONER = 256, 1 << 14
 MOST_PRIORITY = 1 << 20
@@ -70,12 +75,10 @@ def order_spec(arrival: int, priority: int, urgent: bool, slot: int) -> int:
 @device
 def look_around(window, slots, queue, sampling, cache, context, vocab):
     """Take in what has rung, and mark what is to end. All lanes of one block; lane 0 is the last."""
-    if thread_id() == 0:
-        # before the doorbells: those that it counts have rung, and the scan sees them
-        queue.count[URGENT_RUNG] = i64(urgent_seen(window))
-        queue.count[RUNG] = 0
-        look_for_tracer(window, queue)
+    look_at_words(window, queue)
     barrier()
+    if thread_id() == 0:
+        heed_tracer(window, queue)
     scan(window, slots, queue)
     barrier()
     n = i64(thread_id())
@@ -93,37 +96,76 @@ def look_around(window, slots, queue, sampling, cache, context, vocab):
 
 
 @device
-def scan(window, slots, queue):
-    """List the slots that have rung, and mark requests that were cancelled or are out of time. All lanes."""
-    n, step, now = i64(window.doorbell.shape[0]), i64(block_threads()), i64(clock_ns())
-    first = i64(thread_id())
-    while first < n:
-        s1, s2, s3 = min(first + step, n - 1), min(first + 2 * step, n - 1), min(first + 3 * step, n - 1)
-        d0 = load_relaxed(window.doorbell, first, SYSTEM)
-        d1 = load_relaxed(window.doorbell, s1, SYSTEM)
-        d2 = load_relaxed(window.doorbell, s2, SYSTEM)
-        d3 = load_relaxed(window.doorbell, s3, SYSTEM)
-        look_at(window, slots, queue, first, d0, now)
-        if first + step < n:
-            look_at(window, slots, queue, s1, d1, now)
-        if first + 2 * step < n:
-            look_at(window, slots, queue, s2, d2, now)
-        if first + 3 * step < n:
-            look_at(window, slots, queue, s3, d3, now)
-        first += AT_ONCE * step
+def look_at_words(window, queue):
+    """Look at the words of the window that are not slots'. All lanes of one block; no barrier.
+
+    Each word is another warp's, as far as there are warps: so they cross PCIe at the same time.
+    """
+    if has_job(0):
+        # before the doorbells: those that it counts have rung, and the scan sees them
+        queue.count[URGENT_RUNG] = i64(urgent_seen(window))
+        queue.count[RUNG] = 0
+    if has_job(1):
+        look_for_tracer(window, queue)
+    if has_job(2):
+        queue.count[STOPPING] = i64(load_relaxed(window.stop, 0, SYSTEM) != 0)
+    for worker in range(window.workers):
+        if has_job(3 + worker):
+            look_what_is_read(window, i64(worker))
 
 
 @device
-def look_at(window, slots, queue, slot, rung, now):
+def has_job(n):
+    """Whether the n-th of some jobs, which are dealt out warp by warp, is the calling lane's."""
+    return lane_id() == 0 and warp_id() == divide(i64(n), i64(warps()))[1]
+
+
+@device
+def scan(window, slots, queue):
+    """List the slots that have rung, and mark requests that were cancelled or are out of time. All lanes."""
+    n, step, now = i64(window.doorbell.shape[0]), i64(block_threads()), i64(clock_ns())
+    slot = i64(thread_id())
+    while slot < n:
+        seen_0 = glance(window, slots, slot)
+        seen_1 = glance(window, slots, slot + step)
+        seen_2 = glance(window, slots, slot + 2 * step)
+        seen_3 = glance(window, slots, slot + 3 * step)
+        seen_4 = glance(window, slots, slot + 4 * step)
+        seen_5 = glance(window, slots, slot + 5 * step)
+        seen_6 = glance(window, slots, slot + 6 * step)
+        seen_7 = glance(window, slots, slot + 7 * step)
+        see_to(window, slots, queue, slot, seen_0, now)
+        see_to(window, slots, queue, slot + step, seen_1, now)
+        see_to(window, slots, queue, slot + 2 * step, seen_2, now)
+        see_to(window, slots, queue, slot + 3 * step, seen_3, now)
+        see_to(window, slots, queue, slot + 4 * step, seen_4, now)
+        see_to(window, slots, queue, slot + 5 * step, seen_5, now)
+        see_to(window, slots, queue, slot + 6 * step, seen_6, now)
+        see_to(window, slots, queue, slot + 7 * step, seen_7, now)
+        slot += AT_ONCE * step
+
+
+@device
+def glance(window, slots, slot):
+    """A slot's doorbell, generation last taken, and state; of the last slot, if there is none of this number."""
+    slot = min(slot, i64(window.doorbell.shape[0]) - 1)
+    return load_relaxed(window.doorbell, slot, SYSTEM), slots.taken[slot], slots.state[slot]
+
+
+@device
+def see_to(window, slots, queue, slot, seen, now):
     """One lane: list a free slot whose doorbell differs from the generation last taken; see to a live one.
 
     A slot whose request has not ended is not taken again: its NIC breaks the protocol if it rings. Nor one
     that other blocks still compute a row for, which will be dropped: a step later.
     """
-    if slots.state[slot] == FREE and slots.flight[slot] != IN_RUNNING:
-        if rung != slots.taken[slot]:
-            queue.rung[atomic_add(queue.count, RUNG, i64(1))] = i32(slot)
-    elif slots.state[slot] != FREE and slots.ending[slot] == 0:
+    rung, taken, state = seen
+    if slot >= window.doorbell.shape[0]:
+        return
+    if state == FREE:
+        if rung != taken and slots.flight[slot] != IN_RUNNING:
+            queue.rung[atomic_add(queue.count, RUNG, i64(1), BLOCK)] = i32(slot)
+    elif slots.ending[slot] == 0:
         if cancelled(window, slots, slot):
             mark_ending(slots, queue, slot, CANCEL)
         elif slots.deadline[slot] > 0 and slots.deadline[slot] <= now:
@@ -140,47 +182,48 @@ def cancelled(window, slots, slot):
 def mark_ending(slots, queue, slot, reason):
     """A request is to end. One lane of any, once a request."""
     slots.ending[slot] = i32(reason)
-    queue.ended[atomic_add(queue.count, ENDING, i64(1))] = i32(slot)
+    queue.ended[atomic_add(queue.count, ENDING, i64(1), BLOCK)] = i32(slot)
 
 
 @device
 def arrive(window, slots, queue, sampling, cache, context, vocab, slot):
     """One lane: a slot that has rung becomes a waiting request; one that can never run is to end."""
     # once more, to acquire: the request and prompt written before the doorbell are now visible
-    slots.taken[slot] = u32(load_acquire(window.doorbell, slot, SYSTEM))
+    taken = u32(load_acquire(window.doorbell, slot, SYSTEM))
+    reason = take_request(window, slots, queue, sampling, slot, taken, context, vocab, cache)
+    slots.taken[slot] = taken
     slots.state[slot] = i32(READY)
     slots.ending[slot] = slots.known[slot] = slots.done[slot] = slots.hashed[slot] = i32(0)
-    reason = take_request(window, slots, sampling, slot, context, vocab, cache)
-    priority = min(i64(window.request[slot]["priority"]), i64(MOST_PRIORITY))
-    arrival = queue.count[ARRIVED] + LATER * priority - SOONER * i64(slots.urgent[slot])
-    slots.order[slot] = (arrival << 16) | slot
-    if reason == 0 and cancelled(window, slots, slot):
-        reason = i64(CANCEL)
     if reason != 0:
         mark_ending(slots, queue, slot, reason)
 
 
 @device
-def take_request(window, slots, sampling, slot, context, vocab, cache):
+def take_request(window, slots, queue, sampling, slot, taken, context, vocab, cache):
     """Copy a slot's request out of the window, once, and judge the copy. One lane.
 
     Returns why it can never run, or 0. The window is never read for these fields again, so what is
-    judged is what is used; the prompt itself is copied at admission.
+    judged is what is used; the prompt itself is copied at admission. All is read before anything is
+    written: so all that is read crosses PCIe at the same time.
     """
     request = window.request[slot]
     at, length, limit = i64(request["prompt_at"]), i64(request["prompt_len"]), i64(request["max_tokens"])
     flags, least, time_ms = i64(request["flags"]), i64(request["min_tokens"]), i64(request["time_ms"])
     stops, biases, leader = i64(request["stops"]), i64(request["biases"]), i64(request["leader"])
-    slots.leader_generation[slot] = request["leader_generation"]
+    leader_generation, priority = request["leader_generation"], i64(request["priority"])
+    unwanted = load_relaxed(window.cancel, slot, SYSTEM)
+    valid = take_sampling(request, sampling, slot, vocab)
+    slots.leader_generation[slot] = leader_generation
     slots.urgent[slot] = i32((flags & URGENT) != 0)
+    arrival = queue.count[ARRIVED] + LATER * min(priority, i64(MOST_PRIORITY))
+    slots.order[slot] = ((arrival - SOONER * i64((flags & URGENT) != 0)) << 16) | slot
     slots.ignore_eos[slot] = i32((flags & IGNORE_EOS) != 0)
     slots.deadline[slot] = i64(0)
     if time_ms > 0:
         slots.deadline[slot] = i64(clock_ns()) + time_ms * MS
-    valid = length >= 1 and limit >= 1 and least <= limit and leader <= slots.state.shape[0]
+    valid = valid and length >= 1 and limit >= 1 and least <= limit and leader <= slots.state.shape[0]
     valid = valid and stops <= MOST_STOPS and biases <= MOST_BIASES
     valid = valid and at + length + stops + 2 * biases <= window.arena_size
-    valid = take_sampling(request, sampling, slot, vocab) and valid
     if not valid:
         return i64(BAD_REQUEST)
     if length + limit > context:
@@ -191,9 +234,9 @@ def take_request(window, slots, sampling, slot, context, vocab, cache):
     slots.prompt_len[slot] = i32(length)
     slots.limit[slot] = i32(limit)
     slots.leader[slot] = i32(0)
-    if leader > 0 and load_relaxed(window.doorbell, leader - 1, SYSTEM) == slots.leader_generation[slot]:
+    if leader > 0 and load_relaxed(window.doorbell, leader - 1, SYSTEM) == leader_generation:
         slots.leader[slot] = i32(leader)
-    return i64(0)
+    return i64(CANCEL) if unwanted == taken else i64(0)
 
 
 @device
@@ -202,6 +245,7 @@ def take_sampling(request, sampling, slot, vocab):
     temperature, top_p, min_p = f32(request["temperature"]), f32(request["top_p"]), f32(request["min_p"])
     repetition, presence = f32(request["repetition"]), f32(request["presence"])
     frequency, top_k, logprobs = f32(request["frequency"]), i64(request["top_k"]), i64(request["logprobs"])
+    seed = request["seed"]
     least, stops, biases = i64(request["min_tokens"]), i64(request["stops"]), i64(request["biases"])
     if temperature < COLDEST:
         temperature = min(temperature, f32(0.0))  # greedy, if it is not below 0
@@ -215,7 +259,7 @@ def take_sampling(request, sampling, slot, vocab):
     filtered = filtered or presence != f32(0.0) or frequency != f32(0.0)
     filtered = filtered or least > 0 or biases > 0 or logprobs > 0
     sampling.temperature[slot] = temperature
-    sampling.seed[slot] = request["seed"]
+    sampling.seed[slot] = seed
     sampling.filtered[slot] = i32(filtered)
     sampling.top_k[slot] = i32(top_k)
     sampling.top_p[slot] = top_p

@@ -33,8 +33,6 @@ from .state import (
     URGENT_SEEN,
 )
 
-BEST_OF_NONE = i64(-(2**63))
-
 
 def chunks_spec(running: list[tuple[int, int]], rows: int) -> list[tuple[int, int]]:
     """Chunks (index into `running`, rows) for running requests (tokens known, positions done), in plan order:
@@ -60,7 +58,7 @@ def make_draft(window, slots, queue, paused, ahead, sampling, cache, beside):
         bring_back(window, queue, ahead.draft, paused)
     else:
         for chunk in range(ahead.draft.count[CHUNKS]):
-            fill_rows(slots, ahead.draft, chunk)
+            fill_rows(slots, ahead, chunk)
 
 
 @device
@@ -74,7 +72,7 @@ def choose_work(window, slots, queue, ahead, sampling, cache, beside):
     queue.count[RESUMING] = 0
     urgent = urgent_first(slots, queue)
     if beside == 0 and urgent:
-        deal_rows(window, slots, queue, draft, ahead, sampling, cache, True)
+        deal_rows(window, slots, queue, draft, sampling, cache, True)
         queue.count[STREAK] += 1
     if beside == 0 and draft.count[ROWS] == 0:
         queue.count[RESUMING] = queue.count[PAUSED]
@@ -82,13 +80,13 @@ def choose_work(window, slots, queue, ahead, sampling, cache, beside):
     everybody = everybody or (beside == 0 and draft.count[ROWS] == 0 and queue.count[PAUSED] == 0)
     if everybody:
         queue.count[STREAK] = 0
-        deal_rows(window, slots, queue, draft, ahead, sampling, cache, False)
+        deal_rows(window, slots, queue, draft, sampling, cache, False)
         if beside == 1 and queue.count[SHORT] > 0:
             draft.count[ROWS] = draft.count[CHUNKS] = i32(0)
 
 
 @device
-def deal_rows(window, slots, queue, plan, ahead, sampling, cache, urgent_only):
+def deal_rows(window, slots, queue, plan, sampling, cache, urgent_only):
     """Give the running their rows, by their order, and the pages for them. One lane."""
     for place in range(plan.count.shape[0]):
         plan.count[place] = i32(0)
@@ -115,7 +113,7 @@ def deal_rows(window, slots, queue, plan, ahead, sampling, cache, urgent_only):
                 queue.count[SHORT] += i64(held < n)
                 n = held
                 if n > 0:
-                    add_chunk(window, slots, queue, plan, ahead, sampling, slot, n)
+                    add_chunk(window, slots, queue, plan, sampling, slot, n)
                 if want > 1:
                     left -= n
         queue.count[DEALING] += 1
@@ -144,12 +142,9 @@ def may_send(window, slot):
 
 
 @device
-def add_chunk(window, slots, queue, plan, ahead, sampling, slot, n):
+def add_chunk(window, slots, queue, plan, sampling, slot, n):
     """Add n rows of a slot to the plan. One lane."""
     chunk, row, first = i64(plan.count[CHUNKS]), plan.count[ROWS], slots.done[slot] + slots.ahead[slot]
-    ahead.source[chunk] = i32(-1)
-    if first == slots.known[slot]:
-        ahead.source[chunk] = slots.sample[slot]
     plan.chunk_slot[chunk] = i32(slot)
     plan.chunk_taken[chunk] = slots.taken[slot]
     plan.chunk_row[chunk] = row
@@ -169,7 +164,6 @@ def add_chunk(window, slots, queue, plan, ahead, sampling, slot, n):
         plan.draw[sample] = first + n
         plan.temperature[sample] = sampling.temperature[slot]
         plan.seed[sample] = sampling.seed[slot]
-        plan.best[sample] = BEST_OF_NONE
         plan.count[SAMPLES] = i32(sample + 1)
         plan.count[FILTERED] += sampling.filtered[slot]
         plan.count[SCORED] += i32(sampling.logprobs[slot] > 0)
@@ -178,13 +172,20 @@ def add_chunk(window, slots, queue, plan, ahead, sampling, slot, n):
 
 
 @device
-def fill_rows(slots, plan, chunk):
-    """Slot, position and, if it is known, token of each row of a chunk. All lanes share out the rows."""
-    slot, row, first = i64(plan.chunk_slot[chunk]), i64(plan.chunk_row[chunk]), i64(plan.chunk_first[chunk])
+def fill_rows(slots, ahead, chunk):
+    """Slot, position and token of each row of a drafted chunk. All lanes share out the rows.
+
+    Of a token that is not known yet: which sample of the running step it is.
+    """
+    draft = ahead.draft
+    slot, row, first = i64(draft.chunk_slot[chunk]), i64(draft.chunk_row[chunk]), i64(draft.chunk_first[chunk])
     n = i64(thread_id())
-    while n < plan.chunk_rows[chunk]:
-        plan.slot[row + n] = i32(slot)
-        plan.position[row + n] = i32(first + n)
+    while n < draft.chunk_rows[chunk]:
+        draft.slot[row + n] = i32(slot)
+        draft.position[row + n] = i32(first + n)
         if first + n < slots.known[slot]:
-            plan.token[row + n] = slots.token[slot, first + n]
+            draft.token[row + n] = slots.token[slot, first + n]
+            ahead.source[row + n] = i32(-1)
+        else:
+            ahead.source[row + n] = slots.sample[slot]
         n += block_threads()

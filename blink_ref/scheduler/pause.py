@@ -112,15 +112,28 @@ def bring_back(window, queue, plan, paused):
 
 @device
 def copy_plan(source, target):
-    """All of one plan into another. All lanes of one block; no barrier."""
+    """All of one plan into another, but for what has been drawn. All lanes of one block; no barrier."""
+    copy_work(source, target)
+    copy_counts(source, target)
+
+
+@device
+def copy_counts(source, target):
+    """Counts and stamps of one plan into another. All lanes of one block; no barrier."""
+    i = i64(thread_id())
+    while i < source.count.shape[0]:
+        count, ns = source.count[i], source.stamp[i]
+        target.count[i], target.stamp[i] = count, ns
+        i += block_threads()
+
+
+@device
+def copy_work(source, target):
+    """Rows, chunks and samples of one plan into another. All lanes of one block; no barrier."""
     rows, chunks, samples = source.count[ROWS], source.count[CHUNKS], source.count[SAMPLES]
     i = i64(thread_id())
-    while i < max(rows, i64(source.count.shape[0])):  # all loads of a turn are under way at the same time
-        if i < source.count.shape[0]:
-            count, ns = source.count[i], source.stamp[i]
-            target.count[i], target.stamp[i] = count, ns
-        if i < rows:
-            copy_row(source, target, i)
+    while i < rows:  # there are no more chunks or samples than rows
+        copy_row(source, target, i)
         if i < chunks:
             copy_chunk(source, target, i)
         if i < samples:
@@ -148,9 +161,9 @@ def copy_chunk(source, target, i):
 def copy_sample(source, target, i):
     """One sample of one plan into another. One lane."""
     row, slot, draw = source.sample_row[i], source.sample_slot[i], source.draw[i]
-    temperature, seed, best = source.temperature[i], source.seed[i], source.best[i]
+    temperature, seed = source.temperature[i], source.seed[i]
     target.sample_row[i], target.sample_slot[i], target.draw[i] = row, slot, draw
-    target.temperature[i], target.seed[i], target.best[i] = temperature, seed, best
+    target.temperature[i], target.seed[i] = temperature, seed
 
 
 @device

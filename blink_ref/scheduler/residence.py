@@ -6,7 +6,7 @@ as long as nobody needs the room, so what it computes again is often little. Who
 the pages of all others, and the pool holds any single request, so there is always somebody who gets on.
 """
 
-from ..kvcache.pages import FREE, hold, let_go, pages_for, pop_free, spare_pages
+from ..kvcache.pages import FREE, free_page, hold, leave_stack, let_go, pages_for, spare_pages
 from ..kvcache.prefix import evict_oldest
 from ..ring.device import outbox_room, worker_of
 from ..ring.layout import (
@@ -36,33 +36,35 @@ def victim_spec(running: list[tuple[int, bool]], mine: int) -> int | None:
 
 
 @device
-def take_page(window, slots, queue, cache, slot):
-    """One page more for a slot; there is a spare one. One lane."""
-    if cache.count[FREE] > 0:
-        page = pop_free(cache)
-    else:
-        page = evict_oldest(cache)
-        queue.count[EVICTED] += 1
-        event(window, queue, EVENT_EVICT, i64(0), page)
-    place = i64(slots.pages[slot])
-    cache.table[slot, place] = i32(page)
-    slots.pages[slot] = i32(place + 1)
-    show_page(window, queue, cache, slot, place)
+def take_pages(window, slots, queue, cache, slot, n):
+    """n pages more for a slot; there are as many spare ones. One lane."""
+    place, free = i64(slots.pages[slot]), min(n, i64(cache.count[FREE]))
+    for i in range(n):
+        if i < free:
+            page = free_page(cache, i)
+        else:
+            page = evict_oldest(cache)
+            queue.count[EVICTED] += 1
+            event(window, queue, EVENT_EVICT, i64(0), page)
+        cache.table[slot, place + i] = i32(page)
+        show_page(window, queue, slot, place + i, page)
+    leave_stack(cache, free)
+    slots.pages[slot] = i32(place + n)
 
 
 @device
 def share_page(window, slots, queue, cache, slot):
     """The slot holds the cached page that is next in its table. One lane."""
     place = i64(slots.pages[slot])
-    hold(cache, i64(cache.table[slot, place]))
+    page = i64(cache.table[slot, place])
+    hold(cache, page)
     slots.pages[slot] = i32(place + 1)
-    show_page(window, queue, cache, slot, place)
+    show_page(window, queue, slot, place, page)
 
 
 @device
-def show_page(window, queue, cache, slot, place):
+def show_page(window, queue, slot, place, page):
     """The page at a place of the slot's table has it for an owner, as far as one can see. One lane."""
-    page = i64(cache.table[slot, place])
     window.owner[page] = u32(slot << 16 | (place + 1))
     event(window, queue, EVENT_HOLD, slot, place << 20 | page)
 
@@ -93,14 +95,15 @@ def secure(window, slots, queue, cache, slot, n):
     size = i64(cache.page_size)
     first = i64(slots.done[slot]) + slots.ahead[slot]
     needed = pages_for(first + n, size)
-    while slots.pages[slot] < needed:
-        if spare_pages(cache) == 0:
-            victim = find_victim(window, slots, queue)
-            if victim < 0:
-                break
-            preempt(window, slots, queue, cache, victim)
-        else:
-            take_page(window, slots, queue, cache, slot)
+    missing = needed - i64(slots.pages[slot])
+    while missing > spare_pages(cache):
+        victim = find_victim(window, slots, queue)
+        if victim < 0:
+            break
+        preempt(window, slots, queue, cache, victim)
+    taken = min(missing, spare_pages(cache))
+    if taken > 0:
+        take_pages(window, slots, queue, cache, slot, taken)
     return max(i64(0), min(n, i64(slots.pages[slot]) * size - first))
 
 

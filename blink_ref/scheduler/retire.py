@@ -20,10 +20,10 @@ from ..ring.layout import (
     TOKEN,
 )
 from ..simt import device
-from ..simt.vocabulary import block_threads, divide, i32, i64, rank_index, thread_id, u32
+from ..simt.vocabulary import block_threads, divide, i32, i64, thread_id, u32
 from .arrivals import mark_ending
 from .residence import leave_batch, release_pages, show_free, show_page
-from .state import CHUNKS, ENDING, MOVES, WAITING
+from .state import CHUNKS, ENDING, MOVES, TAKEN_IN, WAITING
 from .trace import event
 
 
@@ -51,41 +51,31 @@ def end_reason(slots, sampling, eos, slot, token):
 
 
 @device
-def take_in(slots, queue, plan, landed, sampling, eos):
-    """The step's tokens become known, its positions done, and the requests that it ends are marked.
+def take_in(slots, queue, landed, sampling, eos):
+    """The landed step's tokens become known, its positions done, and the requests that it ends are marked.
 
-    All lanes of one block share the chunks, and note in `landed` what is to be told; no barrier. What the step
-    did for a request that has ended meanwhile is dropped.
+    All lanes of one block share the chunks; no barrier. Once a step: the second time nothing is done. What the
+    step did for a request that has ended meanwhile is dropped: its chunk is nobody's from now on.
     """
-    n = i64(thread_id())
-    while n < plan.count.shape[0]:
-        landed.count[n] = plan.count[n]
-        landed.stamp[n] = plan.stamp[n]
-        n += block_threads()
+    chunks = i64(landed.count[CHUNKS]) * (1 - i64(landed.count[TAKEN_IN]))
     chunk = i64(thread_id())
-    while chunk < plan.count[CHUNKS]:
-        slot = i64(plan.chunk_slot[chunk])
+    while chunk < chunks:
+        slot = i64(landed.chunk_slot[chunk])
         slots.flight[slot] = slots.ahead[slot] = i32(0)
         running = slots.state[slot] == PREFILL or slots.state[slot] == DECODE
-        if running and slots.taken[slot] == plan.chunk_taken[chunk]:
-            land(slots, queue, plan, landed, sampling, eos, chunk, slot)
+        if running and slots.taken[slot] == landed.chunk_taken[chunk]:
+            land(slots, queue, landed, sampling, eos, chunk, slot)
         else:
             landed.chunk_slot[chunk] = i32(-1)
         chunk += block_threads()
 
 
 @device
-def land(slots, queue, plan, landed, sampling, eos, chunk, slot):
+def land(slots, queue, landed, sampling, eos, chunk, slot):
     """One lane: a chunk's positions are in the cache, and its sample, if it drew one, is a token."""
-    first, rows, sample = plan.chunk_first[chunk], plan.chunk_rows[chunk], i64(plan.chunk_sample[chunk])
-    landed.chunk_slot[chunk] = i32(slot)
-    landed.chunk_first[chunk] = first
-    landed.chunk_rows[chunk] = rows
-    landed.chunk_sample[chunk] = i32(sample)
-    slots.done[slot] = first + rows
-    if sample >= 0:
-        token = i32(rank_index(plan.best[sample]))
-        landed.token[chunk] = token
+    slots.done[slot] = landed.chunk_first[chunk] + landed.chunk_rows[chunk]
+    if landed.chunk_sample[chunk] >= 0:
+        token = landed.token[chunk]
         slots.token[slot, slots.known[slot]] = token
         slots.known[slot] += i32(1)
         slots.state[slot] = i32(DECODE)
@@ -164,7 +154,7 @@ def move_page(window, slots, queue, cache, slot, place, page):
     cache.table[slot, place] = i32(page)
     let_go(cache, own, 0)
     show_free(window, queue, cache, slot, own)
-    show_page(window, queue, cache, slot, place)
+    show_page(window, queue, slot, place, page)
 
 
 @device
@@ -173,11 +163,12 @@ def send_token(window, sampling, act, slot, sample, token):
     worker = worker_of(window, slot)
     row = i64(window.written[worker]) & ((i64(1) << i64(window.outbox_bits)) - 1)
     row += worker << i64(window.outbox_bits)
-    for n in range(sampling.logprobs[slot]):
+    scored = i64(sampling.logprobs[slot])
+    for n in range(scored):
         window.logprob[row, n] = act.chosen_logprob[sample * (1 + MOST_LOGPROBS) + n]
         if n > 0:
             window.likely[row, n - 1] = u32(act.likely[sample * MOST_LOGPROBS + n - 1])
-    write_record(window, worker, slot, TOKEN, token)
+    write_record(window, worker, slot, TOKEN, token, scored > 0)
     window.state[slot] = u32(DECODE)
 
 
@@ -209,7 +200,7 @@ def send_end(window, slots, queue, slot):
     worker, reason = worker_of(window, slot), i64(slots.ending[slot])
     if outbox_room(window, worker) < 1:
         return False
-    write_record(window, worker, slot, END, reason)
+    write_record(window, worker, slot, END, reason, True)
     event(window, queue, EVENT_FINISH, slot, reason)
     slots.state[slot] = i32(FREE)
     seen = DONE

@@ -6,7 +6,7 @@ there is little left to do.
 """
 
 from ..kvcache.pages import empty_limbo
-from ..ring.device import beat
+from ..ring.device import beat, beat_last
 from ..ring.layout import (
     BEAT_STATE,
     BEAT_STEPS,
@@ -17,12 +17,12 @@ from ..ring.layout import (
     STOPPED,
 )
 from ..simt import device
-from ..simt.vocabulary import SYSTEM, barrier, i32, i64, load_acquire, relax, thread_id
+from ..simt.vocabulary import barrier, i32, i64, relax, thread_id
 from .admit import admit
-from .ahead import issue, may_draft, take_off
+from .ahead import drop_draft, hand_over, issue, may_draft, take_off
 from .arrivals import look_around, mark_ending
 from .batch import make_draft
-from .pause import put_aside
+from .pause import copy_work, put_aside
 from .residence import forget_reserved, measure_room
 from .retire import end_requests, file_landed, move_pages, take_in, tell
 from .sight import LOOKED, NUMBER, show_counts, show_step, stamp
@@ -30,6 +30,7 @@ from .state import (
     CHUNKS,
     DRAFTED,
     DRAFTING,
+    FILTERED,
     GO,
     IDLE,
     INTERRUPTED,
@@ -38,7 +39,10 @@ from .state import (
     ROWS,
     RUN,
     STEPS,
+    STOPPING,
+    TAKEN_IN,
     TRACING,
+    TURNS,
 )
 from .trace import publish_events
 
@@ -55,52 +59,57 @@ def schedule(
     launch, which leaves nothing in flight.
     """
     if beside == 1:
-        begin_beside(window, slots, queue, plan, wanted)
+        begin_beside(window, queue, plan, wanted)
     else:
-        begin_between(window, slots, queue, plan, paused, ahead, sampling, cache, model)
+        begin_between(window, slots, queue, plan, paused, ahead, cache)
     drafted = ahead.draft.count[ROWS] > 0
+    at_once = not drafted or ahead.draft.count[FILTERED] > 0  # filters look at all of a request's tokens
+    if at_once:
+        take_in(slots, queue, ahead.landed, sampling, model.eos)
+        barrier()
+    if beside == 1 and queue.count[PAUSED] == 0:
+        take_off(window, slots, plan)
     if thread_id() == 0:
         landed = ahead.landed
-        told_now = beside == 1 or not drafted or queue.count[TRACING] == 1
+        landed.count[TAKEN_IN] = i32(at_once)
+        told_now = not drafted or queue.count[TRACING] == 1
         if told_now and landed.count[CHUNKS] > 0 and landed.stamp[NUMBER] > 0:
             show_step(window, queue, landed, model.layers)
     if not drafted and (beside == 0 or queue.count[PAUSED] == 0):
         plan_next(window, slots, queue, paused, ahead, sampling, cache, model, act, context, patience, beside)
+        if beside == 0:
+            copy_work(ahead.draft, plan)
     if beside == 0:
         issue(window, queue, plan, ahead, model.layers)
     if thread_id() == 0:
-        queue.count[DRAFTED] += i64(beside == 0 and drafted)
+        queue.count[DRAFTED] += i64(drafted)
         if beside == 1 or (not drafted and plan.count[GO] == RUN):
             beat(window, BEAT_STEPS, queue.count[STEPS])
 
 
 @device
-def begin_between(window, slots, queue, plan, paused, ahead, sampling, cache, model):
-    """Take in what the step that has ended brings, or put it aside. All lanes of one block; lane 0 is the last."""
+def begin_between(window, slots, queue, plan, paused, ahead, cache):
+    """Hand the step that has ended over, or put it aside. All lanes of one block; ends with a barrier."""
+    stamp(ahead.draft, LOOKED, thread_id() == 0)
+    barrier()  # lane 0 has stamped the plan that all lanes read now
     if thread_id() == 0:
         move_pages(window, slots, queue, cache, ahead)
-        stamp(ahead.draft, LOOKED, True)
-    barrier()  # lane 0 has stamped the plan that all lanes read now
     if plan.count[INTERRUPTED] > 0:
         put_aside(window, slots, queue, plan, paused)
         if thread_id() == 0:
-            ahead.draft.count[ROWS] = i32(0)
+            drop_draft(ahead)
     else:
-        take_in(slots, queue, plan, ahead.landed, sampling, model.eos)
+        hand_over(plan, ahead)
     barrier()
-    if thread_id() == 0:
-        plan.count[CHUNKS] = i32(0)
-        if queue.count[PAUSED] == 0:
-            forget_reserved(window)
 
 
 @device
-def begin_beside(window, slots, queue, plan, wanted):
-    """Write down what is in flight. All lanes of one block; no barrier."""
+def begin_beside(window, queue, plan, wanted):
+    """What was in flight has landed, and what may be drafted is known. One block; lane 0 does it; no barrier."""
     if thread_id() == 0:
-        queue.count[DRAFTING] = may_draft(window, queue, plan, wanted)
-    if queue.count[PAUSED] == 0:
-        take_off(window, slots, plan)
+        queue.count[DRAFTING] = may_draft(queue, plan, wanted)
+        if queue.count[PAUSED] == 0:
+            forget_reserved(window)
 
 
 @device
@@ -110,6 +119,8 @@ def plan_next(window, slots, queue, paused, ahead, sampling, cache, model, act, 
     Between steps it spins while there is nothing to do, or no room in the outboxes for what there is.
     """
     if thread_id() == 0:
+        if beside == 0 and queue.count[PAUSED] == 0:
+            forget_reserved(window)
         tell(window, sampling, act, ahead.landed)
     turns = i64(0)
     while True:
@@ -136,10 +147,11 @@ def plan_next(window, slots, queue, paused, ahead, sampling, cache, model, act, 
 def what_now(window, slots, queue, ahead, cache, turns, patience, beside):
     """RUN, LEAVE, IDLE, or -1 to look again; beats the heart. One lane."""
     if turns & 63 == 0:
-        beat(window, BEATS, window.heartbeat[BEATS] + 1)
+        queue.count[TURNS] += 1
+        beat(window, BEATS, queue.count[TURNS])
         beat(window, BEAT_STATE, SERVING)
         show_counts(window, queue)
-    if beside == 0 and load_acquire(window.stop, 0, SYSTEM) != 0:
+    if beside == 0 and queue.count[STOPPING] == 1:
         say_goodbye(window, slots, queue, cache)  # the step planned just now is not run
         return LEAVE
     publish_events(window, queue)
@@ -160,4 +172,4 @@ def say_goodbye(window, slots, queue, cache):
     end_requests(window, slots, queue, cache)
     show_counts(window, queue)
     publish_events(window, queue)
-    beat(window, BEAT_STATE, STOPPED)
+    beat_last(window, BEAT_STATE, STOPPED)

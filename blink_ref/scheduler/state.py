@@ -18,12 +18,15 @@ STEPS, PREEMPTED, PAUSES, FOUND, EVICTED, EVENTS = range(14, 20)
 DRAFTING, SHORT, MOVES, DRAFTED = range(20, 24)
 """1 = the next step is to be drafted; running slots that lack pages for what they want; places in
 :attr:`Ahead.moved`; steps so far that had been drafted."""
+STOPPING, TRACED, TURNS = range(24, 27)
+"""As last looked: 1 = the stop word is set; 1 = somebody wants events. And beats of the heart so far."""
 
 ROWS, SAMPLES, GO, TIMED, CHUNKS, DECODING, FIRST_LAYER, INTERRUPTED, FILTERED, PREEMPTIBLE = range(10)
-SCORED, URGENT_SEEN = range(10, 12)
+SCORED, URGENT_SEEN, TAKEN_IN = range(10, 13)
 """Places in :attr:`Plan.count`. FIRST_LAYER is 0 but for a step that goes on after a pause; INTERRUPTED is the
 layer before which the step was paused, 0 if it was not. SCORED are the samples with log probabilities;
-URGENT_SEEN is what the urgent words said when the step was planned."""
+URGENT_SEEN is what the urgent words said when the step was planned; TAKEN_IN is 1 for a landed step whose tokens
+are known to their slots."""
 
 IN_PAUSED, IN_RUNNING = 1, 2
 """Values of :attr:`Slots.flight`."""
@@ -89,7 +92,7 @@ class Queue(NamedTuple):
     first: Any
     """int64 [1]: the smallest order that a lane has seen, negated: a maximum over lanes"""
     count: Any
-    """int64 [24]: see the places above"""
+    """int64 [32]: see the places above"""
     reserved: int
     """places in the batch that best-effort requests leave free"""
     layer_preemption: int
@@ -135,7 +138,7 @@ class Plan(NamedTuple):
     seed: Any
     """uint64 [S]"""
     best: Any
-    """int64 [S]: rank key of the token drawn, a maximum over all warps"""
+    """int64 [S]: rank key of the token drawn, a maximum over all warps; the step's blocks begin it anew"""
 
 
 class Paused(NamedTuple):
@@ -156,7 +159,7 @@ class Ahead(NamedTuple):
     draft: Plan
     """the step after, ROWS of it; as if no request ended"""
     source: Any
-    """int32 [C]: by drafted chunk, the sample of the running step that is its token, -1 = its tokens are known"""
+    """int32 [T]: by drafted row, the sample of the running step that is its token, -1 = its token is known"""
     moved: Any
     """int32 [T + C, 3]: (slot, place in its page table, page that has the same text and is to be there)"""
 
@@ -210,7 +213,7 @@ def allocate(
         rung=i32(slots),
         ended=i32(slots),
         first=i64(1),
-        count=i64(24),
+        count=i64(32),
         reserved=reserved,
         layer_preemption=int(layer_preemption),
         own_block=int(own_block),
@@ -250,7 +253,7 @@ def allocate_plan(rows: int, running: int) -> Plan:
 def allocate_ahead(rows: int, running: int) -> Ahead:
     """Nothing in hand."""
     landed, draft = allocate_plan(rows, running), allocate_plan(rows, running)
-    return Ahead(landed, draft, np.full(running, -1, np.int32), np.zeros((rows + running, 3), np.int32))
+    return Ahead(landed, draft, np.full(rows, -1, np.int32), np.zeros((rows + running, 3), np.int32))
 
 
 def allocate_sampling(slots: int) -> Sampling:

@@ -1,24 +1,30 @@
 """Events for whoever traces: written only while the NIC's trace word asks for them."""
 
-from ..ring.device import beat
+from ..ring.device import beat_last
 from ..ring.layout import BEAT_EVENTS
 from ..simt import device
 from ..simt.vocabulary import SYSTEM, clock_ns, i64, load_relaxed, u64
-from .state import EVENTS, TRACING
+from .state import EVENTS, TRACED, TRACING
 
 
 @device
 def publish_events(window, queue):
     """Let the tracer see what has happened so far. One lane, seldom: a release costs a microsecond."""
     if queue.count[TRACING] == 1:
-        beat(window, BEAT_EVENTS, queue.count[EVENTS])
+        beat_last(window, BEAT_EVENTS, queue.count[EVENTS])
 
 
 @device
 def look_for_tracer(window, queue):
-    """Whether events are wanted from now on; those of before are counted first. One lane."""
+    """Note whether somebody wants events. One lane of any."""
+    queue.count[TRACED] = i64(load_relaxed(window.trace, 0, SYSTEM) == 1)
+
+
+@device
+def heed_tracer(window, queue):
+    """Events are written from now on, or no more; those of before are counted first. One lane."""
     publish_events(window, queue)
-    queue.count[TRACING] = i64(load_relaxed(window.trace, 0, SYSTEM) == 1)
+    queue.count[TRACING] = queue.count[TRACED]
 
 
 @device

@@ -136,14 +136,19 @@ _define_load(words.load_relaxed, "monotonic")
 _define_load(words.load_acquire, "acquire")
 
 
-@_define(words.store_release)
-def _(typing_context, a, i, value, scope=None):
-    def codegen(context, builder, signature, args):
-        pointer = _pointer(context, builder, signature, args)
-        builder.store_atomic(args[2], pointer, "release", a.dtype.bitwidth // 8)
-        return context.get_dummy_value()
+def _define_store(word: Any, ordering: str) -> None:
+    @_define(word)
+    def _(typing_context, a, i, value, scope=None):
+        def codegen(context, builder, signature, args):
+            pointer = _pointer(context, builder, signature, args)
+            builder.store_atomic(args[2], pointer, ordering, a.dtype.bitwidth // 8)
+            return context.get_dummy_value()
 
-    return types.none(a, i, a.dtype, scope or DEFAULT), codegen
+        return types.none(a, i, a.dtype, scope or DEFAULT), codegen
+
+
+_define_store(words.store_relaxed, "monotonic")
+_define_store(words.store_release, "release")
 
 
 def _define_rmw(word: Any, operation: str) -> None:

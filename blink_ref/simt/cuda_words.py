@@ -49,7 +49,7 @@ _define_id(words.block_threads, ptx.THREADS)
 define_by(words.warp_width)(lambda: lambda: 32)
 define_by(words.lane_id)(lambda: lambda: thread_id() & 31)
 define_by(words.warp_id)(lambda: lambda: thread_id() >> 5)
-define_by(words.warps)(lambda: lambda: block_threads() >> 5)
+define_by(words.warps)(lambda: lambda: (block_threads() + 31) >> 5)
 
 
 def arena():
@@ -187,19 +187,24 @@ _define_load(words.load_relaxed, "relaxed")
 _define_load(words.load_acquire, "acquire")
 
 
-@define(words.store_release)
-def _(typing_context, a, i, value, scope=None):
-    level = _scope(scope)
-    if level is None:
-        return None
+def _define_store(word: Any, order: str) -> None:
+    @define(word)
+    def _(typing_context, a, i, value, scope=None):
+        level = _scope(scope)
+        if level is None:
+            return None
 
-    def codegen(context, builder, signature, args):
-        pointer = access(context, builder, signature, args)
-        text = ptx.store_release(level, a.dtype.bitwidth)
-        asm(builder, VOID, text, f"l,{_register_class(a.dtype)}", [pointer, args[2]])
-        return context.get_dummy_value()
+        def codegen(context, builder, signature, args):
+            pointer = access(context, builder, signature, args)
+            text = ptx.store(order, level, a.dtype.bitwidth)
+            asm(builder, VOID, text, f"l,{_register_class(a.dtype)}", [pointer, args[2]])
+            return context.get_dummy_value()
 
-    return types.none(a, i, a.dtype, scope or DEFAULT), codegen
+        return types.none(a, i, a.dtype, scope or DEFAULT), codegen
+
+
+_define_store(words.store_relaxed, "relaxed")
+_define_store(words.store_release, "release")
 
 
 def _define_rmw(word: Any, operation: str) -> None:

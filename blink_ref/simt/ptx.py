@@ -73,9 +73,9 @@ def load(order: str, scope: int, bits: int) -> str:
     return f"ld.{order}.{SCOPES[scope]}.global.u{bits} $0, [$1];"
 
 
-def store_release(scope: int, bits: int) -> str:
-    """A store that becomes visible after all that this thread wrote or saw before."""
-    return f"st.release.{SCOPES[scope]}.global.u{bits} [$0], $1;"
+def store(order: str, scope: int, bits: int) -> str:
+    """An ordered store. `order` is relaxed, or release: visible after all that this thread wrote or saw before."""
+    return f"st.{order}.{SCOPES[scope]}.global.u{bits} [$0], $1;"
 
 
 def atomic(operation: str, scope: int, kind: str) -> str:

@@ -145,6 +145,11 @@ def load_acquire(a, i, scope=GPU):
     return a[i]
 
 
+def store_relaxed(a, i, value, scope=GPU):
+    """``a[i] = value``, never torn, and ordering nothing."""
+    a[i] = value
+
+
 def store_release(a, i, value, scope=GPU):
     """``a[i] = value``, visible only after everything this lane wrote or saw before."""
     a[i] = value

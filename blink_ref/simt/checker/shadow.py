@@ -137,7 +137,10 @@ class Shadow:
         word = self._checked_word(key, attempt)
         self._note(word.stores, STORES, attempt)
         self._of.when[key] = max(self._of.when[key], 0)
-        word.release(self._run.explorer.running, scope, keeps=order.is_atomic)
+        if order.releases:
+            word.release(self._run.explorer.running, scope, keeps=order.is_atomic)
+        else:
+            word.forget()
 
     def arrive(self, key: Any, line: int, word_name: str, completes: bool, copier: Copier | None = None) -> None:
         """An arrival at an mbarrier by the running agent, or the end of a copy."""

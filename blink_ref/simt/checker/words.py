@@ -15,10 +15,11 @@ PLAIN = -1
 
 
 class Order(NamedTuple):
-    """What a word of the vocabulary does to its element. Its store, if it has one, releases."""
+    """What a word of the vocabulary does to its element."""
 
     word: str
-    acquires: bool
+    acquires: bool = False
+    releases: bool = False
     is_atomic: bool = False
     """it loads and stores in one step"""
     on_mbarrier: bool = False
@@ -28,14 +29,15 @@ class Order(NamedTuple):
 ORDERS = {
     order.word: order
     for order in (
-        Order("load_relaxed", acquires=False),
+        Order("load_relaxed"),
         Order("load_acquire", acquires=True),
-        Order("store_release", acquires=False),
-        Order("atomic_add", acquires=True, is_atomic=True),
-        Order("atomic_max", acquires=True, is_atomic=True),
-        Order("atomic_cas", acquires=True, is_atomic=True),
-        Order("mbarrier_arrive", acquires=False, is_atomic=True, on_mbarrier=True),
-        Order("mbarrier_expect_bytes", acquires=False, is_atomic=True, on_mbarrier=True),
+        Order("store_relaxed"),
+        Order("store_release", releases=True),
+        Order("atomic_add", acquires=True, releases=True, is_atomic=True),
+        Order("atomic_max", acquires=True, releases=True, is_atomic=True),
+        Order("atomic_cas", acquires=True, releases=True, is_atomic=True),
+        Order("mbarrier_arrive", releases=True, is_atomic=True, on_mbarrier=True),
+        Order("mbarrier_expect_bytes", releases=True, is_atomic=True, on_mbarrier=True),
         Order("mbarrier_wait", acquires=True, on_mbarrier=True),
     )
 }
@@ -109,6 +111,6 @@ class Word:
         np.maximum(agent.known, self._complete, out=agent.known)
 
     def forget(self) -> None:
-        """A plain store took the value's place: whoever sees it acquires nothing."""
+        """A store that releases nothing took the value's place: whoever sees it acquires nothing."""
         self._released = []
         self._arrived = self._complete = 0
