@@ -139,18 +139,18 @@ except ValueError as error:
     print("The NIC tried to write into the GPU's half:", error)
 
 # %% [markdown]
-# Last, the kernel's own arrays: what it keeps between steps (`slots`, `queue`), the plan of one step (`plan`), a
-# place to put one aside (`paused`) and one to draft the next (`ahead`, which nothing uses here), how each slot's
+# Last, the kernel's own arrays: what it keeps between steps (`slots`, `queue`), the plans of the step that runs,
+# of the one before, which is also the next, and of one that may have been put aside (`plans`), how each slot's
 # tokens are to be drawn (`wishes`), the cache of keys and values (`cache`), the model and its intermediate results
 # (`act`). All are NumPy arrays in named tuples. Nothing is allocated after this.
 
 # %%
 view = memory.device_window(engine_side.nic, engine_side.gpu, layout)
 arguments = memory.arguments(config, weights, sizes, view)
-_, slots, queue, plan, paused, ahead, wishes, cache, model, act, context = arguments
+_, slots, queue, plans, wishes, cache, model, act, context = arguments
 print("slots:", *slots._fields)
 print("queue:", *queue._fields)
-print("plan: ", *plan._fields)
+print("plans:", *plans._fields)
 print("cache:", *cache._fields)
 
 # %% [markdown]
@@ -224,12 +224,12 @@ draw_ring(axes, "the ring after the doorbell has rung (yellow: news), before the
 # Python functions, run by the only *lane* (thread) of the only *block* (group of threads that share a little
 # memory). So we can be the kernel for a while, and look around after each call, as in a debugger.
 #
-# First `look_around`: `scan` looks at all doorbells, and each slot with news `arrive`s: its request is copied out
-# of the window, judged (one that can never run is to end), and given its *order*. The smallest order goes first.
+# First `look_around`: `scan` looks at all doorbells, and of each slot with news the request is copied out of the
+# window, judged (one that can never run is to end), and given its *order*. The smallest order goes first.
 # It is the number of the arrival (ours is number 0), moved back by a priority, and forward for an urgent request.
 
 # %%
-arrivals.look_around(view, slots, queue, wishes, cache, context, config.vocab)
+arrivals.look_around(view, slots, queue, wishes, cache, context, config.vocab, 0)
 print("rung:", queue.rung[: queue.count[state.RUNG]], " waiting:", queue.count[state.WAITING])
 print("slot 0: order", slots.order[0], " prompt", slots.prompt_len[0], "tokens, most to generate", slots.limit[0])
 _, axes = plt.subplots(figsize=(9, 1.8))
@@ -253,7 +253,7 @@ def page_counts():
     print(*(f"{name}: {cache.count[n]} " for n, name in enumerate(kinds)), "of", cache.pages, "pages")
 
 
-view.room[0] = outbox_room(view, 0)  # records that the outbox has room for: the scheduler looks once a turn
+view.room[0] = outbox_room(view, 0, 1)  # records that the outbox has room for: the scheduler looks once a turn
 admit.admit(view, slots, queue, cache, wishes, config.vocab)
 assert queue.count[state.RUNNING] == 1
 print("waiting:", queue.count[state.WAITING], " running:", queue.running[: queue.count[state.RUNNING]])
@@ -312,7 +312,13 @@ def turn(engine=arguments):
         schedule.schedule(*engine, 1, 0, True)
 
 
+def running_plan(engine=arguments):
+    _, _, queue, plans, *_ = engine
+    return state.plan_of(plans, queue.count[state.NOW])
+
+
 turn()
+plan = running_plan()
 rows = plan.count[state.ROWS]
 print("row  slot  position  token")
 for row in range(rows):
@@ -334,15 +340,15 @@ print(inspect.getsource(serve))
 
 # %% [markdown]
 # All blocks run this function. Block 0 plans; then comes `grid_barrier`, at which every block waits for all the
-# others, so that what any of them wrote before is seen by all of them after. Then all blocks compute. (`alone` and
-# `beside` are for an engine whose block 0 only schedules, beside the others. Ours has none.) We run one
+# others, so that what any of them wrote before is seen by all of them after. Then all blocks compute. (`own_block`
+# and `beside` are for an engine whose block 0 only schedules, beside the others. Ours has none.) We run one
 # `forward` by hand, compiled for this machine's CPU, two blocks, each a thread. The first launch compiles.
 
 
 # %%
 def compute(engine=arguments):
-    view, slots, _, plan, paused, _, *others, _ = engine
-    needed = view, slots, plan, paused, *others
+    view, slots, queue, plans, *others, _ = engine
+    needed = view, slots, queue, plans, queue.count[state.NOW], *others
     simt.launch(forward, sizes.blocks, sizes.lanes, *needed, target="cpu", shared=sizes.shared)
 
 
@@ -446,7 +452,8 @@ wide = replace(
 )
 wide_weights = Weights.random(wide, seed=1)
 wide_sizes = replace(settings.choose(wide, "cpu", sms=2, cache_bytes=1 << 26), slots=1, running=1)
-_, _, _, p, _, _, w, c, m, a, _ = memory.arguments(wide, wide_weights, wide_sizes, None)
+_, _, _, plans_of_one, w, c, m, a, _ = memory.arguments(wide, wide_weights, wide_sizes, None)
+p = state.plan_of(plans_of_one, 0)
 D, F, V, HEADS, KV_HEADS, SIZE = wide.hidden, wide.ffn, wide.vocab, wide.heads, wide.kv_heads, wide.head_dim
 
 draw = np.random.default_rng(0)
@@ -544,13 +551,14 @@ history = []
 def step():
     """Schedule, and compute what was planned; returns whether there was anything to do."""
     turn()
-    if ran := plan.count[state.GO] == state.RUN:
+    if ran := queue.count[state.GO] == state.RUN:
         compute()
         keep_plan()
     return ran
 
 
 def keep_plan():
+    plan = running_plan()
     n = plan.count[state.ROWS]
     prompt_row = plan.position[:n] < slots.prompt_len[plan.slot[:n]]
     layers = range(plan.count[state.FIRST_LAYER], plan.count[state.INTERRUPTED] or config.layers)
@@ -561,7 +569,7 @@ def keep_plan():
 keep_plan()  # the first step
 step()
 print("second step: positions", [position for _, position, _ in history[1][1]])
-print("samples wanted:", plan.count[state.SAMPLES], " outbox:", engine_side.gpu["outbox"][:3])
+print("samples wanted:", running_plan().count[state.SAMPLES], " outbox:", engine_side.gpu["outbox"][:3])
 
 # %% [markdown]
 # The second step took the rest of the prompt, up to its last position, and so a sample was wanted. The token has
@@ -756,7 +764,7 @@ draw_pages("two requests that begin alike, before the second has computed anythi
 urgent = nic.submit(tokenizer.encode("Make haste"), max_tokens=4, urgent=True)
 compute()
 keep_plan()
-print(f"interrupted before layer {plan.count[state.INTERRUPTED]} of {config.layers}")
+print(f"interrupted before layer {running_plan().count[state.INTERRUPTED]} of {config.layers}")
 
 while step():
     read_outbox()
@@ -888,28 +896,28 @@ def answers(*requests, running=4):
 # %% [markdown]
 # ### The order of admission
 #
-# With one place in the batch, requests are served in the order in which they came: `arrive` gives each the number
-# of its arrival for its order. Let it be the length of the prompt instead. (An order has the slot in its last 16
-# bits.)
+# With one place in the batch, requests are served in the order in which they came: `take_request` gives each the
+# number of its arrival for its order. Let it be the length of the prompt instead. (An order has the slot in its last
+# 16 bits.)
 
 # %%
-arrive = simt.device(arrivals.arrive.python)
+take_request = simt.device(arrivals.take_request.python)
 
 
 @simt.device
-def shortest_first(window, slots, queue, sampling, cache, context, vocab, slot):
-    arrive(window, slots, queue, sampling, cache, context, vocab, slot)
+def shortest_first(window, slots, queue, sampling, slot):
+    take_request(window, slots, queue, sampling, slot)
     slots.order[slot] = (i64(slots.prompt_len[slot]) << 16) | slot
 
 
 three = ("It is a long and winding way to Bath", 4, 0.0), ("A shorter way", 4, 0.0), ("Go", 4, 0.0)
 print("as they came:  ", [text for text, _ in answers(*three, running=1)])
-with simt.swap(arrivals.arrive, shortest_first):
+with simt.swap(arrivals.take_request, shortest_first):
     print("shortest first:", [text for text, _ in answers(*three, running=1)])
 print("undone:        ", [text for text, _ in answers(*three, running=1)])
 
 # %% [markdown]
-# The average wait is shorter, but as long as short ones come, the long one never runs. `arrive` itself adds 256
+# The average wait is shorter, but as long as short ones come, the long one never runs. `take_request` adds 256
 # times a request's priority to the number of its arrival. Why does nobody starve then? Mend `shortest_first`.
 #
 # ### The draw

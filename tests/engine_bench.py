@@ -124,11 +124,21 @@ class Bench:
         self.window = Memory(replace(memory.window_layout(config, chosen), **layout))
         view = memory.device_window(self.window.nic, self.window.gpu, self.window.layout)
         self.args = memory.arguments(config, weights, chosen, view)
-        self.view, self.slots, self.queue, self.plan, self.paused, *_ = self.args
-        self.ahead, self.sampling, self.cache, self.model, self.act = self.args[5:-1]
+        self.view, self.slots, self.queue, self.plans, self.sampling, *rest = self.args
+        self.cache, self.model, self.act, _ = rest
         for kept in (self.cache.keys, self.cache.values):
             kept.fill(np.nan)
         self.desks = [Desk(self.window, worker) for worker in range(self.window.layout.workers)]
+
+    @property
+    def plan(self) -> state.Plan:
+        """What runs, or ran last."""
+        return state.plan_of(self.plans, self.queue.count[state.NOW])
+
+    @property
+    def draft(self) -> state.Plan:
+        """What ran before it, or has been drafted."""
+        return state.plan_of(self.plans, self.queue.count[state.SPARE])
 
     @property
     def desk(self) -> "Desk":
@@ -196,7 +206,7 @@ class Bench:
         for kept in (self.cache.keys, self.cache.values):
             kept.reshape(self.config.layers, self.cache.pages, -1)[:, self.free_pages()] = np.nan
         for buffer in self.act:
-            if buffer.dtype == np.float32:
+            if buffer.dtype == np.float32 and buffer is not self.act.aside:
                 buffer.fill(np.nan)
 
 

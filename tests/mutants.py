@@ -94,7 +94,7 @@ class _Weaken(ast.NodeTransformer):
         self.call = call
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
-        if node.value is not self.call:
+        if node.value is not self.call or self.call.func.id == "load_acquire":
             return self.generic_visit(node)
         if self.call.func.id in BARRIERS:
             return ast.copy_location(ast.Pass(), node)

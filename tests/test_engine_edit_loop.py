@@ -24,7 +24,7 @@ from blink_ref import simt
 from blink_ref.kernels.embedding import embedding
 made = Bench(small(), chosen(SMALL, slots=1))
 made.plan.token[0] = 9
-simt.launch(embedding, 2, 1, made.plan, 1, made.model, made.act.x, target="cpu")
+simt.launch(embedding, 2, 1, made.plan, made.draft, 1, made.model, made.act.x, target="cpu")
 table = small()[1].dense(made.model.embed, SMALL.vocab, SMALL.hidden)
 print(time.process_time(), made.act.x[5] / table[9, 5])
 """

@@ -79,7 +79,8 @@ class Steps:
         for buffer in act:
             buffer.fill(np.nan if buffer.dtype == np.float32 else 0)
         s, made = self.settings, self.bench
-        needed = made.view, made.slots, plan, made.paused, made.sampling, made.cache, made.model, act
+        now = int(made.queue.count[state.NOW])
+        needed = made.view, made.slots, made.queue, made.plans, now, made.sampling, made.cache, made.model, act
         simt.launch(forward, s.blocks, s.lanes, *needed, target=s.target, shared=s.shared)
         self.done += n
         vocab = self.bench.config.vocab

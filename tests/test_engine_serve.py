@@ -41,10 +41,10 @@ def test_max_steps_bounds_a_run_and_the_next_goes_on(target):
     for piece, steps in ((1, 1), (3, 4), (2, 6)):
         made.run(piece)
         assert made.steps == steps
-        assert made.plan.count[GO] == RUN
+        assert made.queue.count[GO] == RUN
     made.run()
     assert made.steps == 7
-    assert made.plan.count[GO] == IDLE
+    assert made.queue.count[GO] == IDLE
     made.desk.read()
     whole = Bench(small(), chosen(SMALL))
     whole.desk.ring(0, [1, 2, 3], 7, ignore_eos=True)
@@ -57,7 +57,7 @@ def test_max_steps_bounds_a_run_and_the_next_goes_on(target):
 def test_an_idle_kernel_leaves_after_as_many_turns_as_it_was_told(patience):
     made = Bench(small(), chosen(SMALL))
     made.run(patience=patience)
-    assert made.plan.count[GO] == IDLE
+    assert made.queue.count[GO] == IDLE
     assert made.steps == 0
     assert made.window.gpu["heartbeat"][0] == 1 + patience // 64, "a beat at every 64th turn"
 
@@ -72,7 +72,7 @@ def test_the_heartbeat_says_what_the_engine_does():
     assert beats[:5].tolist() == [3, 3, SERVING, 2, 3]
     made.stop()
     assert beats[2] == STOPPED
-    assert made.plan.count[GO] == LEAVE
+    assert made.queue.count[GO] == LEAVE
 
 
 # --- batches

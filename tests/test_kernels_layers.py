@@ -8,7 +8,7 @@ from blink_ref.kernels import embedding, linear, mlp, rmsnorm, rope
 from blink_ref.kernels.staging import arena, rows_at_once, staged_at
 from blink_ref.kernels.tensors import DOWN, GATE, OUT, UP
 from blink_ref.simt import device, launch
-from blink_ref.simt.vocabulary import barrier, block_copy, i64, thread_id
+from blink_ref.simt.vocabulary import barrier, block_copy, i64, rank, thread_id
 
 BLOCKS = 2
 ROWS = pytest.mark.parametrize("rows", [1, 3, 33])
@@ -90,8 +90,8 @@ def test_rope_keeps_lengths_and_position_zero_turns_nothing():
 
 
 @device
-def embed_alone(block, plan, rows, model, x):
-    embedding.embedding(block, plan, rows, model, x)
+def embed_alone(block, plan, before, rows, model, x):
+    embedding.embedding(block, plan, before, rows, model, x)
 
 
 @ROWS
@@ -101,7 +101,12 @@ def test_embedding_looks_up_each_rows_token_exactly(target, lanes, rows, dtype):
     tokens = np.random.default_rng(4).integers(0, config.vocab, rows)
     tokens[0] = config.vocab - 1
     plan, x = plan_of(rows + 1, token=[*tokens, 5]), nans((rows + 1) * config.hidden)
-    launch(embed_alone, BLOCKS, lanes, plan, rows, model, x, target=target)
+    before = plan_of(rows + 1, best=[rank(0.5, token) for token in tokens])
+    drawn = np.arange(rows) % 2 == 1  # in the step before, by sample number `source`
+    plan.source[:rows] = np.where(drawn, np.arange(rows), -1)
+    plan.token[:rows][drawn] = 0
+    launch(embed_alone, BLOCKS, lanes, plan, before, rows, model, x, target=target)
+    assert plan.token[:rows].tolist() == tokens.tolist(), "it is noted"
     embed = weights.dense(weights.embed, config.vocab, config.hidden)
     x = x.reshape(-1, config.hidden)
     assert (x[:rows] == embedding.spec(embed, tokens)).all()

@@ -18,7 +18,7 @@ targets = pytest.mark.parametrize("target", TARGETS)
 
 
 @device
-def live(block, window, slots, queue, ahead, cache, slot, stays, out):
+def live(block, window, slots, queue, cache, slot, stays, out):
     """A request's whole life as the cache sees it: look up, share, take, file, and let go unless it stays."""
     look_up(slots, cache, slot)
     if thread_id() == 0:
@@ -29,7 +29,7 @@ def live(block, window, slots, queue, ahead, cache, slot, stays, out):
         while slots.pages[slot] < pages_for(slots.known[slot], size):
             take_pages(window, slots, queue, cache, slot, 1)
         slots.done[slot] = slots.known[slot] - i32(1)
-        file_pages(window, slots, queue, cache, ahead, slot, found * size, i64(slots.done[slot]))
+        file_pages(window, slots, queue, cache, slot, found * size, i64(slots.done[slot]))
         if not stays:
             release_pages(window, slots, queue, cache, slot)
     barrier()
@@ -48,7 +48,7 @@ class Texts:
         slots.token[slot, : len(text)] = text
         slots.known[slot], slots.hashed[slot] = len(text), 0
         made = self.made
-        rest = made.view, slots, made.queue, made.ahead, made.cache, slot, stays, out
+        rest = made.view, slots, made.queue, made.cache, slot, stays, out
         simt.launch(live, 1, LANES[self.target], *rest, target=self.target)
         return int(out[0])
 

@@ -10,10 +10,8 @@ from blink_ref import simt
 from blink_ref.engine.memory import device_window
 from blink_ref.ring.device import (
     beat,
-    look_what_is_read,
     outbox_room,
     urgent_rung,
-    urgent_seen,
     worker_of,
     write_record,
 )
@@ -36,15 +34,14 @@ def beat_once(block, window, place, value):
 
 
 @device
-def rooms(block, window, out):
+def rooms(block, window, wanted, out):
     for worker in range(window.workers):
-        look_what_is_read(window, i64(worker))
-        out[worker] = outbox_room(window, i64(worker))
+        out[worker] = outbox_room(window, i64(worker), wanted)
 
 
 @device
 def urgent_counts(block, window, out):
-    out[0], out[1] = i64(urgent_rung(window)), i64(urgent_seen(window))
+    out[0] = i64(urgent_rung(window))
 
 
 @device
@@ -93,10 +90,23 @@ def test_room_is_what_reader_and_reservations_have_left_also_past_32_bits(target
     for worker, (consumed, unread, reserved) in enumerate(counts):
         memory.nic["consumed"][worker * LINE // 4] = consumed & 0xFFFFFFFF
         view.written[worker] = consumed + unread
+        view.read[worker] = (consumed - max(0, LAYOUT.outbox - unread)) & 0xFFFFFFFF  # as last looked: full
         view.reserved[worker] = reserved
     out = np.full(LAYOUT.workers, -1, np.int64)
-    simt.launch(rooms, 1, 1, view, out, target=target)
+    simt.launch(rooms, 1, 1, view, 1, out, target=target)
     assert out.tolist() == [LAYOUT.outbox - unread - reserved for _, unread, reserved in counts]
+
+
+@targets
+def test_what_is_read_is_looked_up_only_when_the_room_known_of_does_not_do(target):
+    memory, view = window_of()
+    view.written[:] = 5
+    memory.nic["consumed"][:: LINE // 4] = 5
+    out = np.full(LAYOUT.workers, -1, np.int64)
+    simt.launch(rooms, 1, 1, view, LAYOUT.outbox - 5, out, target=target)
+    assert out.tolist() == [LAYOUT.outbox - 5] * LAYOUT.workers
+    simt.launch(rooms, 1, 1, view, LAYOUT.outbox - 4, out, target=target)
+    assert out.tolist() == [LAYOUT.outbox] * LAYOUT.workers
 
 
 @targets
@@ -105,9 +115,9 @@ def test_room_is_what_reader_and_reservations_have_left_also_past_32_bits(target
 def test_urgent_requests_are_counted_over_all_workers_modulo_32_bits(target, counts):
     memory, view = window_of()
     memory.nic["urgent"][:: LINE // 4] = counts
-    out = np.full(2, -1, np.int64)
+    out = np.full(1, -1, np.int64)
     simt.launch(urgent_counts, 1, 1, view, out, target=target)
-    assert out.tolist() == [sum(counts) % 2**32] * 2
+    assert out.tolist() == [sum(counts) % 2**32]
 
 
 @targets
@@ -115,7 +125,7 @@ def test_a_consumed_count_that_is_garbage_leaves_no_room(target):
     memory, view = window_of()
     memory.nic["consumed"][:] = 5  # a reader that claims to have read what was never written
     out = np.zeros(LAYOUT.workers, np.int64)
-    simt.launch(rooms, 1, 1, view, out, target=target)
+    simt.launch(rooms, 1, 1, view, LAYOUT.outbox + 1, out, target=target)
     assert (out < 0).all()
 
 

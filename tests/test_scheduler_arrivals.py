@@ -20,7 +20,7 @@ SLOTS = 32
 
 @device
 def look_alone(block, window, slots, queue, sampling, cache, context, vocab):
-    look_around(window, slots, queue, sampling, cache, context, vocab)
+    look_around(window, slots, queue, sampling, cache, context, vocab, 0)
 
 
 def bench(**changes):

@@ -19,7 +19,7 @@ MOST, CONTEXT = 6, 64
 
 
 @device
-def plan_alone(block, window, slots, queue, plan, paused, ahead, sampling, cache, joining):
+def plan_alone(block, window, slots, queue, plans, sampling, cache, joining):
     """Let slots with what they have done join the batch with the pages for it, and plan."""
     if thread_id() == 0:
         for n in range(joining.shape[0]):
@@ -28,7 +28,7 @@ def plan_alone(block, window, slots, queue, plan, paused, ahead, sampling, cache
             join_batch(slots, queue, joining[n])
         measure_room(window)
     barrier()
-    make_draft(window, slots, queue, paused, ahead, sampling, cache, 0)
+    make_draft(window, slots, queue, plans, queue.count[state.SPARE], sampling, cache, 0)
 
 
 def bench(rows, pages=200, **layout):
@@ -50,15 +50,13 @@ def planned(made, requests, target):
         made.sampling.seed[slot] = 2**63 + slot
         made.sampling.filtered[slot] = slot % 2
     joining = np.array([slot for slot, *_ in requests], np.int32)
-    simt.launch(plan_alone, 1, LANES[target], *made.args[:8], joining, target=target)
-    return chunks_of(made)
+    simt.launch(plan_alone, 1, LANES[target], *made.args[:6], joining, target=target)
+    return chunks_of(made.draft)
 
 
-def chunks_of(made):
-    n = made.ahead.draft.count[state.CHUNKS]
-    return list(
-        zip(made.ahead.draft.chunk_slot[:n].tolist(), made.ahead.draft.chunk_rows[:n].tolist(), strict=True)
-    )
+def chunks_of(plan):
+    n = plan.count[state.CHUNKS]
+    return list(zip(plan.chunk_slot[:n].tolist(), plan.chunk_rows[:n].tolist(), strict=True))
 
 
 @st.composite
@@ -80,25 +78,25 @@ def test_a_plan_deals_its_rows_as_the_spec_says(target, requests, rows):
     expected = chunks_spec([(known, done) for _, _, known, done in requests], rows)
     assert planned(made, requests, target) == [(requests[n][0], count) for n, count in expected]
 
-    plan, row, samples, decoding, filtered = made.ahead.draft, 0, [], 0, 0
+    plan, row, samples, decoding, filtered = made.draft, 0, [], 0, 0
     for chunk, (n, count) in enumerate(expected):
         slot, prompt, known, done = requests[n]
         assert plan.chunk_row[chunk] == row
         assert (plan.chunk_first[chunk], plan.chunk_taken[chunk]) == (done, 70 + slot)
         decoding += done >= prompt
         for position in range(done, done + count):
-            got = plan.slot[row], plan.position[row], plan.token[row]
-            assert got == (slot, position, (slot * CONTEXT + position) % 39)
+            got = plan.slot[row], plan.position[row], plan.token[row], plan.source[row]
+            assert got == (slot, position, (slot * CONTEXT + position) % 39, -1)
             row += 1
         last = done + count == known
         assert plan.chunk_sample[chunk] == (len(samples) if last else -1)
         if last:
-            samples.append((row - 1, slot, known, np.float32(slot / 8), 2**63 + slot, -(2**63)))
+            samples.append((row - 1, slot, known, np.float32(slot / 8), 2**63 + slot))
             filtered += slot % 2
         assert made.slots.pages[slot] >= -(-(done + count) // 4), "it has the pages that it writes to"
     counts = [plan.count[place] for place in (state.ROWS, state.SAMPLES, state.DECODING, state.FILTERED)]
     assert counts == [row, len(samples), decoding, filtered]
-    kept = plan.sample_row, plan.sample_slot, plan.draw, plan.temperature, plan.seed, plan.best
+    kept = plan.sample_row, plan.sample_slot, plan.draw, plan.temperature, plan.seed
     assert list(zip(*(array[: len(samples)].tolist() for array in kept), strict=True)) == samples
 
 
@@ -167,7 +165,7 @@ def test_prompts_longer_than_a_step_are_computed_in_chunks_beside_decode_rows():
     shapes = []
     for _ in range(3):
         made.run(1)
-        shapes.append(chunks_of(made))
+        shapes.append(chunks_of(made.plan))
         made.check()
     assert shapes == [[(0, 1), (1, 7)], [(0, 1), (1, 7)], [(0, 1), (1, 6)]]
     made.desk.read()

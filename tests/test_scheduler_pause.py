@@ -27,13 +27,13 @@ def first_alone(block, slots, queue, out):
 
 
 @device
-def put_aside_alone(block, window, slots, queue, plan, paused):
-    put_aside(window, slots, queue, plan, paused)
+def put_aside_alone(block, window, slots, queue, plan):
+    put_aside(window, slots, queue, plan)
 
 
 @device
-def bring_back_alone(block, window, queue, plan, paused):
-    bring_back(window, queue, plan, paused)
+def bring_back_alone(block, window, queue, plan):
+    bring_back(window, queue, plan)
 
 
 @device
@@ -83,9 +83,9 @@ def test_a_step_is_for_the_urgent_while_one_waits_for_its_first_token_but_not_fo
 
 @targets
 @settings(max_examples=20, deadline=None)
-@given(st.integers(1, 6), st.integers(1, 8), st.integers(0, 6), st.integers(0, 2**31), st.booleans())
+@given(st.integers(1, 6), st.integers(0, 6), st.integers(0, 2**31), st.booleans())
 def test_a_plan_put_aside_and_brought_back_is_the_same_but_for_the_layer_to_begin_with(
-    target, chunks, rows, samples, seed, long_streak
+    target, chunks, samples, seed, long_streak
 ):
     made, draw = bench(workers=2), np.random.default_rng(seed)
     plan, samples = made.plan, min(samples, chunks)
@@ -95,28 +95,24 @@ def test_a_plan_put_aside_and_brought_back_is_the_same_but_for_the_layer_to_begi
     plan.stamp[sight.NUMBER] = 77
     plan.chunk_slot[:chunks] = draw.permutation(16)[:chunks]
     plan.chunk_sample[:chunks] = [n if n < samples else -1 for n in range(chunks)]
-    for place, value in (("CHUNKS", chunks), ("ROWS", rows), ("SAMPLES", samples), ("INTERRUPTED", 1)):
+    for place, value in (("CHUNKS", chunks), ("ROWS", 8), ("SAMPLES", samples), ("INTERRUPTED", 1)):
         plan.count[getattr(state, place)] = value
     plan.count[state.PREEMPTIBLE] = 1
     before = [field.copy() for field in plan]
-    simt.launch(put_aside_alone, 1, LANES[target], *made.args[:5], target=target)
+    simt.launch(put_aside_alone, 1, 1, made.view, made.slots, made.queue, plan, target=target)
     slots = plan.chunk_slot[:chunks].tolist()
     assert sorted(np.flatnonzero(made.slots.flight)) == sorted(slots)
     sampled = [slot // 8 for slot, sample in zip(slots, plan.chunk_sample[:chunks], strict=True) if sample >= 0]
     assert made.view.reserved.tolist() == [RECORDS_A_SAMPLE * sampled.count(worker) for worker in (0, 1)]
     assert made.queue.count[state.PAUSED] == made.queue.count[state.PAUSES] == 1
-    assert plan.count[state.CHUNKS] == 0, "nothing of it lands now"
-    for field in plan:
-        field[:] = draw.integers(0, 2**31, field.shape)
     made.queue.count[state.STREAK] = MOST_STREAK * long_streak
-    back = made.view, made.queue, plan, made.paused
-    simt.launch(bring_back_alone, 1, LANES[target], *back, target=target)
+    simt.launch(bring_back_alone, 1, 1, made.view, made.queue, plan, target=target)
     before[0][state.FIRST_LAYER], before[0][state.INTERRUPTED] = 1, 0
     before[0][state.URGENT_SEEN] = made.queue.count[state.URGENT_RUNG]
     before[0][state.PREEMPTIBLE] = not long_streak  # for the others it is high time
-    lengths = [16, 0, *[rows] * 3, *[chunks] * 6, *[samples] * 6]
-    for old, new, n in zip(before, plan, lengths, strict=True):
-        np.testing.assert_array_equal(new[:n], old[:n])
+    for n, (old, new) in enumerate(zip(before, plan, strict=True)):
+        if n != 1:
+            np.testing.assert_array_equal(new, old)
     moved = plan.stamp[: sight.NUMBER] - np.arange(sight.NUMBER)
     assert len(set(np.delete(moved, sight.LAYERS))) == 1, "as if no time had passed"
     assert plan.stamp[sight.NUMBER] == 77

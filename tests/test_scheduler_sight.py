@@ -59,6 +59,7 @@ def test_a_record_holds_the_times_of_the_spec(target, gaps, number, layers):
     bench.plan.stamp[: sight.NUMBER] = stamps
     bench.plan.stamp[sight.NUMBER] = number
     bench.plan.count[:2] = 9, 3
+    bench.plan.count[state.CHUNKS] = 3
     bench.plan.count[state.DECODING] = 2
     simt.launch(show_alone, 1, 1, bench.view, bench.queue, bench.plan, layers, target=target)
     record = records(bench)[number % HISTORY]

@@ -3,9 +3,11 @@
 import importlib
 import json
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
+import types
 
 import numpy as np
 import pytest
@@ -218,6 +220,26 @@ def test_the_next_process_loads_what_the_first_compiled_and_an_edit_recompiles_o
 
     back = process()
     assert back["out"] == first["out"]
+
+
+def test_an_index_that_names_a_type_that_is_gone_is_passed_over(monkeypatch, tmp_path):
+    monkeypatch.setenv("BLINK_REF_CACHE", str(tmp_path))
+
+    @device
+    def nothing(block):
+        pass
+
+    launch(nothing, 1, 1, target="cpu")
+    assert cache.ClosureCache(nothing.python)._cache_file._load_index()
+    (index,) = tmp_path.rglob("*nothing*.nbi")
+    gone = types.ModuleType("gone")
+    gone.Gone = type("Gone", (), {"__module__": "gone"})
+    monkeypatch.setitem(sys.modules, "gone", gone)
+    with index.open("r+b") as opened:
+        pickle.load(opened)  # the version comes first
+        pickle.dump(("stamp", {gone.Gone: "file"}), opened)
+    monkeypatch.delitem(sys.modules, "gone")
+    assert cache.ClosureCache(nothing.python)._cache_file._load_index() == {}
 
 
 def test_closures_of_one_function_do_not_take_each_others_code():

@@ -192,7 +192,7 @@ def run(seed: int) -> list[Count]:
     nic_half, gpu_half = np.zeros((), layout.nic_half), np.zeros((), layout.gpu_half)
     window = memory.device_window(nic_half, gpu_half, layout)
     args = memory.arguments(MODEL, Weights.random(MODEL, seed=1, scale=0.3), settings, window)
-    *_, paused, _, _, cache, _, act, _ = args
+    *_, cache, _, act, _ = args
     return check(
         serve,
         settings.blocks,
@@ -203,5 +203,5 @@ def run(seed: int) -> list[Count]:
         seed=seed,
         shared=settings.shared,
         outside=[Nic()],
-        unwritten=[cache.keys, cache.values, paused.x, *act._replace(counts=act.x)],
+        unwritten=[cache.keys, cache.values, *act._replace(counts=act.x)],
     )

@@ -20,29 +20,30 @@ from ..scheduler.sight import (
     stamp,
     timed_layer,
 )
-from ..scheduler.state import FILTERED, FIRST_LAYER, INTERRUPTED, ROWS, SAMPLES
+from ..scheduler.state import FILTERED, FIRST_LAYER, INTERRUPTED, ROWS, SAMPLES, SPARE, plan_of
 from ..simt import device, grid_barrier
 from ..simt.vocabulary import i64, opaque
 
 
 @device
-def forward(block, window, slots, plan, paused, sampling, cache, model, act):
-    """Compute the plan's rows and draw its samples, or as much of it as is done when an urgent request rings.
+def forward(block, window, slots, queue, plans, now, sampling, cache, model, act):
+    """Compute plan number `now` and draw its samples, or as much of it as is done when an urgent request rings.
 
     All blocks of a grid or a team, after a grid barrier of all; the caller ends it with another.
     """
-    rows, samples, layer = i64(plan.count[ROWS]), i64(plan.count[SAMPLES]), i64(plan.count[FIRST_LAYER])
-    filtered, interrupted = plan.count[FILTERED] > 0, False
+    plan = plan_of(plans, now)
+    rows, layer, interrupted = i64(plan.count[ROWS]), i64(plan.count[FIRST_LAYER]), False
     weights, matrix = model.weights, model.matrix
     timed = timed_layer(block, plan)
-    forget_draws(block, plan, samples)
+    forget_draws(block, plan, i64(plan.count[SAMPLES]))
     if layer == 0:
-        embedding(block, plan, rows, model, act.x)
+        embedding(block, plan, plan_of(plans, queue.count[SPARE]), rows, model, act.x)
     else:
-        copy_stream(block, paused.x, act.x, rows * i64(model.hidden))
+        copy_stream(block, act.aside, act.x, rows * i64(model.hidden))
     grid_barrier(block)
     stamp(plan, EMBEDDED, timed >= 0 and layer == 0)
     while layer < model.layers and not interrupted:
+        plan = plan_of(plans, now)
         stamp(plan, LAYER, layer == timed)
         hidden, ffn = opaque(i64(model.hidden)), opaque(i64(model.ffn))
         heads = opaque(i64(model.heads)) * i64(model.head_dim)
@@ -70,11 +71,13 @@ def forward(block, window, slots, plan, paused, sampling, cache, model, act):
         grid_barrier(block)
         stamp(plan, LOWERED, layer == timed + 1)
         interrupted = plan.count[INTERRUPTED] == layer
+    plan = plan_of(plans, now)
     if interrupted:
-        copy_stream(block, act.x, paused.x, rows * i64(model.hidden))
+        copy_stream(block, act.x, act.aside, rows * i64(model.hidden))
     else:
         stamp(plan, LAYERS, timed >= 0)
+        samples = i64(plan.count[SAMPLES])
         logits_and_draw(block, plan, samples, sampling, model, act.x, act.logits)
-        if filtered:
+        if plan.count[FILTERED] > 0:
             grid_barrier(block)
             draw_filtered(block, plan, samples, slots, sampling, model, act)

@@ -68,6 +68,7 @@ def activations(config: ModelConfig, rows: int, samples: int) -> Activations:
     heads = config.heads * config.head_dim
     return Activations(
         x=poisoned(rows * config.hidden),
+        aside=poisoned(rows * config.hidden),
         q=poisoned(rows * heads),
         attended=poisoned(rows * heads),
         gated=poisoned(rows * config.ffn),
@@ -89,14 +90,14 @@ def poisoned(n: int) -> np.ndarray:
 def arguments(config: ModelConfig, weights: Weights, settings: Settings, window: Window) -> tuple[Any, ...]:
     """Everything that ``serve(block, ...)`` takes between its block and its bounds, in order."""
     s = settings
-    slots, queue = state.allocate(s.slots, s.running, s.context, s.reserved, s.layer_preemption, s.scheduler_block)
+    slots, queue = state.allocate(
+        s.slots, s.running, s.context, s.reserved, s.layer_preemption, s.scheduler_block, s.rows
+    )
     return (
         window,
         slots,
         queue,
-        state.allocate_plan(s.rows, s.running),
-        state.Paused(state.allocate_plan(s.rows, s.running), poisoned(s.rows * config.hidden)),
-        state.allocate_ahead(s.rows, s.running),
+        state.allocate_plans(s.rows, s.running),
         state.allocate_sampling(s.slots),
         pages.allocate(
             config.layers,

@@ -8,40 +8,40 @@ host code runs in between.
 
 from ..scheduler.schedule import schedule
 from ..scheduler.sight import DRAWN, stamp
-from ..scheduler.state import GO, INTERRUPTED, RUN
+from ..scheduler.state import GO, INTERRUPTED, NOW, RUN, plan_of
 from ..simt import device, grid_barrier, team_of
-from ..simt.vocabulary import i64, thread_id
+from ..simt.vocabulary import i32, i64, thread_id
 from .forward import forward
 
 
 @device
-def serve(
-    block, window, slots, queue, plan, paused, ahead, sampling, cache, model, act, context, max_steps, patience
-):
+def serve(block, window, slots, queue, plans, sampling, cache, model, act, context, max_steps, patience):
     """Serve the window's requests. All lanes of all blocks.
 
     Returns when the window's stop word is set, after `max_steps` steps (0 = no limit), or after the
     scheduler has turned `patience` times without finding a step to run (0 = it waits for ever). The
     state it leaves in its arrays is whole: launched again, it goes on.
     """
-    step, alone, beside = i64(0), i64(queue.own_block), i64(0)
-    team = team_of(block, alone)  # those who compute: all, or all but the scheduler
+    step, beside = i64(0), i64(0)
+    team = team_of(block, queue.own_block)  # those who compute: all, or all but the scheduler
     while True:
         if block.id == 0:
             turn = patience, beside, step + 1 != max_steps
-            schedule(window, slots, queue, plan, paused, ahead, sampling, cache, model, act, context, *turn)
+            schedule(window, slots, queue, plans, sampling, cache, model, act, context, *turn)
         if beside == 0:
             grid_barrier(block)
-            if plan.count[GO] != RUN:
+            if queue.count[GO] != RUN:
                 break
             step += 1
-            beside = i64(block.id < alone and step != max_steps)
+            beside = i64(block.id < queue.own_block and step != max_steps)
         else:
             beside = i64(0)
         if beside == 0:
-            if block.id >= alone:
-                forward(team, window, slots, plan, paused, sampling, cache, model, act)
+            if block.id >= queue.own_block:
+                forward(team, window, slots, queue, plans, i32(queue.count[NOW]), sampling, cache, model, act)
             grid_barrier(block)
-            stamp(plan, DRAWN, block.id == 0 and thread_id() == 0 and plan.count[INTERRUPTED] == 0)
+            if block.id == 0 and thread_id() == 0:
+                plan = plan_of(plans, queue.count[NOW])
+                stamp(plan, DRAWN, plan.count[INTERRUPTED] == 0)
             if step == max_steps:
                 break

@@ -44,6 +44,8 @@ class Sampling(NamedTuple):
     """float32: 0 = greedy"""
     seed: Any
     """uint64"""
+    valid: Any
+    """int32: 0 = no request may ask for this"""
     filtered: Any
     """int32: 1 = something below is on, so the draw is not of the plain logits"""
     top_k: Any
@@ -79,6 +81,8 @@ class Activations(NamedTuple):
 
     x: Any
     """[T, D]: the residual stream"""
+    aside: Any
+    """[T, D]: that of the step that was put aside for an urgent one"""
     q: Any
     """[T, H * d]: rotated queries"""
     attended: Any

@@ -32,7 +32,7 @@ from ..simt.vocabulary import (
 )
 from .arrivals import MOST_PENALTY, mark_ending
 from .residence import join_batch, preempt, share_page, stalls
-from .state import CHOSEN, DEALING, DECISION, FOUND, RUNNING, STRANGERS, WAITING
+from .state import CHOSEN, DEALING, DECISION, FOUND, OLDER, RUNG, RUNNING, STRANGERS, WAITING
 from .trace import event
 
 LATEST = i64(-(2**63))
@@ -71,13 +71,15 @@ def admit(window, slots, queue, cache, sampling, vocab):
 @device
 def places_for(window, slots, queue):
     """ANYBODY, URGENT_ONLY or NOBODY, by the places left and by whether anybody waits. One lane."""
+    if queue.count[WAITING] == 0:
+        return NOBODY
     places, taken, ordinary = i64(queue.running.shape[0]), i64(0), i64(0)
     for n in range(queue.count[RUNNING]):
         slot = i64(queue.running[n])
         if not gives_place(window, slots, slot):
             taken += 1
             ordinary += 1 - i64(slots.urgent[slot])
-    if queue.count[WAITING] == 0 or taken == places:
+    if taken == places:
         return NOBODY
     if ordinary >= places - queue.reserved:
         return URGENT_ONLY
@@ -92,18 +94,27 @@ def gives_place(window, slots, slot):
 
 @device
 def choose(window, slots, queue, urgent_only):
-    """Into CHOSEN: who goes first of those that can, or -1. All lanes; a barrier before, and one at the end."""
+    """Into CHOSEN: who goes first of those that can, or -1. All lanes; a barrier before, and one at the end.
+
+    Where nobody waits but those that have just rung, only they are looked at.
+    """
     if thread_id() == 0:
         queue.first[0] = LATEST
         queue.count[STRANGERS] = 0
     barrier()
-    first = LATEST
-    slot = i64(thread_id())
-    while slot < slots.state.shape[0]:
+    first, all_new = LATEST, queue.count[OLDER] == 0
+    those = i64(slots.state.shape[0])
+    if all_new:
+        those = i64(queue.count[RUNG])
+    n = i64(thread_id())
+    while n < those:
+        slot = n
+        if all_new:
+            slot = i64(queue.rung[n])
         able = slots.state[slot] == READY and (slots.urgent[slot] == 1 or not urgent_only)
         if able and -slots.order[slot] > first and can_start(window, slots, slot):
             first = i64(-slots.order[slot])
-        slot += block_threads()
+        n += block_threads()
     if first > LATEST:
         atomic_max(queue.first, 0, first, BLOCK)
     barrier()

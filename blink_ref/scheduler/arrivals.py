@@ -7,7 +7,7 @@ at most, and a best-effort request by SOONER later urgent ones.
 """
 
 from ..kvcache.pages import pages_for
-from ..ring.device import look_what_is_read, urgent_seen, worker_of
+from ..ring.device import urgent_rung, worker_of
 from ..ring.layout import (
     BAD_REQUEST,
     CANCEL,
@@ -43,8 +43,22 @@ from ..simt.vocabulary import (
     warp_id,
     warps,
 )
-from .state import ARRIVED, ENDING, IN_RUNNING, RUNG, STOPPING, URGENT_RUNG, WAITING
-from .trace import event, heed_tracer, look_for_tracer
+from .state import (
+    ARRIVED,
+    ENDING,
+    IN_RUNNING,
+    OLDER,
+    PAUSED,
+    RUNG,
+    RUNNING,
+    STOPPING,
+    TRACED,
+    TRACING,
+    URGENT_HEARD,
+    URGENT_RUNG,
+    WAITING,
+)
+from .trace import event
 
 AT_ONCE = 8
 """Slots that a lane glances at before it sees to any: loads across PCIe take a microsecond, but overlap."""
@@ -52,6 +66,8 @@ AT_ONCE = 8
 LATER, SOONER = 256, 1 << 14
 MOST_PRIORITY = 1 << 20
 """Priorities above it count as it."""
+MOST = i64(2**31 - 1)
+"""Numbers above it count as it."""
 
 COLDEST = f32(1e-5)
 """A temperature below it is greedy, as in vLLM: a logit divided by it might overflow."""
@@ -73,50 +89,64 @@ def order_spec(arrival: int, priority: int, urgent: bool, slot: int) -> int:
 
 
 @device
-def look_around(window, slots, queue, sampling, cache, context, vocab):
-    """Take in what has rung, and mark what is to end. All lanes of one block; lane 0 is the last."""
-    look_at_words(window, queue)
-    barrier()
+def look_around(window, slots, queue, sampling, cache, context, vocab, turns):
+    """Take in what has rung, and mark what is to end. All lanes of one block; lane 0 is the last.
+
+    Returns whether there is anything to do, or may be, as in the first of the `turns` that the scheduler spins.
+    What is read of the window is read at the same time, as far as one does not depend on the other: its way across
+    PCIe takes a microsecond.
+    """
     if thread_id() == 0:
-        heed_tracer(window, queue)
+        queue.count[RUNG] = 0
+    barrier()
+    stop, trace, urgent = u32(0), u32(0), u32(0)
+    if has_job(0):
+        stop = load_relaxed(window.stop, 0, SYSTEM)
+    if has_job(1):
+        trace = load_relaxed(window.trace, 0, SYSTEM)
+    if has_job(2):
+        urgent = urgent_rung(window)
     scan(window, slots, queue)
+    if has_job(0):
+        queue.count[STOPPING] = i64(stop != 0)
+    if has_job(1):
+        queue.count[TRACED] = i64(trace == 1)
+    if has_job(2):
+        # what was heard before the doorbells were looked at: of those, the scan sees all
+        queue.count[URGENT_RUNG] = queue.count[URGENT_HEARD]
+        queue.count[URGENT_HEARD] = i64(urgent)
+    barrier()
+    if turns > 0 and nothing_to_do(queue):
+        barrier()  # all have seen it
+        return False
+    take_requests(window, slots, queue, sampling, vocab)
     barrier()
     n = i64(thread_id())
     while n < queue.count[RUNG]:
-        arrive(window, slots, queue, sampling, cache, context, vocab, i64(queue.rung[n]))
+        judge(window, slots, queue, sampling, cache, context, i64(queue.rung[n]))
         n += block_threads()
     barrier()
     if thread_id() == 0:
+        queue.count[OLDER] = queue.count[WAITING]
         queue.count[ARRIVED] += queue.count[RUNG]
         queue.count[WAITING] += queue.count[RUNG]
-        for place in range(queue.count[RUNG]):
-            slot = i64(queue.rung[place])
-            window.state[slot] = u32(READY)
-            event(window, queue, EVENT_ARRIVE, slot, slots.prompt_len[slot])
+        if queue.count[TRACING] == 1:
+            for place in range(queue.count[RUNG]):
+                slot = i64(queue.rung[place])
+                event(window, queue, EVENT_ARRIVE, slot, slots.prompt_len[slot])
+    return True
 
 
 @device
-def look_at_words(window, queue):
-    """Look at the words of the window that are not slots'. All lanes of one block; no barrier.
-
-    Each word is another warp's, as far as there are warps: so they cross PCIe at the same time.
-    """
-    if has_job(0):
-        # before the doorbells: those that it counts have rung, and the scan sees them
-        queue.count[URGENT_RUNG] = i64(urgent_seen(window))
-        queue.count[RUNG] = 0
-    if has_job(1):
-        look_for_tracer(window, queue)
-    if has_job(2):
-        queue.count[STOPPING] = i64(load_relaxed(window.stop, 0, SYSTEM) != 0)
-    for worker in range(window.workers):
-        if has_job(3 + worker):
-            look_what_is_read(window, i64(worker))
+def nothing_to_do(queue):
+    """Whether nobody has rung, waits, runs or is to end."""
+    somebody = queue.count[RUNG] > 0 or queue.count[WAITING] > 0 or queue.count[RUNNING] > 0
+    return not somebody and queue.count[ENDING] == 0 and queue.count[PAUSED] == 0
 
 
 @device
 def has_job(n):
-    """Whether the n-th of some jobs, which are dealt out warp by warp, is the calling lane's."""
+    """Whether the n-th of some jobs, which are dealt out to one lane of each warp, is the calling lane's."""
     return lane_id() == 0 and warp_id() == divide(i64(n), i64(warps()))[1]
 
 
@@ -186,67 +216,108 @@ def mark_ending(slots, queue, slot, reason):
 
 
 @device
-def arrive(window, slots, queue, sampling, cache, context, vocab, slot):
-    """One lane: a slot that has rung becomes a waiting request; one that can never run is to end."""
+def take_requests(window, slots, queue, sampling, vocab):
+    """Copy what has rung out of the window. All lanes of one block; no barrier.
+
+    It takes two ways across PCIe, one after the other, for the doorbell and for the request; so half of the lanes
+    take one part of a request, while the other half takes the other one.
+    """
+    n = i64(thread_id())
+    while n < queue.count[RUNG]:
+        take_request(window, slots, queue, sampling, i64(queue.rung[n]))
+        n += block_threads()
+    n = counted_from_the_middle(i64(thread_id()))
+    while n < queue.count[RUNG]:
+        take_sampling(window, sampling, i64(queue.rung[n]), vocab)
+        n += block_threads()
+
+
+@device
+def counted_from_the_middle(lane):
+    """A lane's number, if the one in the middle of the block is the first."""
+    threads = i64(block_threads())
+    lane += threads >> 1
+    return lane - threads if lane >= threads else lane
+
+
+@device
+def take_request(window, slots, queue, sampling, slot):
+    """What is wanted, by whom, and how much of it. One lane.
+
+    The window is never read for these fields again, so what is judged is what is used; the prompt itself is copied
+    at admission. All is read before anything is written: so all that is read crosses PCIe at the same time.
+    """
     # once more, to acquire: the request and prompt written before the doorbell are now visible
     taken = u32(load_acquire(window.doorbell, slot, SYSTEM))
-    reason = take_request(window, slots, queue, sampling, slot, taken, context, vocab, cache)
+    request = window.request[slot]
+    at, length, limit, flags = request["prompt_at"], request["prompt_len"], request["max_tokens"], request["flags"]
+    least, time_ms, stops, biases = request["min_tokens"], request["time_ms"], request["stops"], request["biases"]
+    leader, leader_generation, priority = request["leader"], request["leader_generation"], request["priority"]
+    unwanted = load_relaxed(window.cancel, slot, SYSTEM)
     slots.taken[slot] = taken
     slots.state[slot] = i32(READY)
-    slots.ending[slot] = slots.known[slot] = slots.done[slot] = slots.hashed[slot] = i32(0)
+    slots.ending[slot] = i32(CANCEL * (unwanted == taken))
+    slots.known[slot] = slots.done[slot] = slots.hashed[slot] = i32(0)
+    slots.prompt_at[slot] = i64(at)
+    slots.prompt_len[slot] = i32(min(i64(length), MOST))
+    slots.limit[slot] = i32(min(i64(limit), MOST))
+    slots.urgent[slot] = i32((flags & u32(URGENT)) != 0)
+    slots.ignore_eos[slot] = i32((flags & u32(IGNORE_EOS)) != 0)
+    arrival = queue.count[ARRIVED] + LATER * min(i64(priority), i64(MOST_PRIORITY))
+    slots.order[slot] = ((arrival - SOONER * i64(slots.urgent[slot])) << 16) | slot
+    slots.deadline[slot] = i64(0)
+    if time_ms > 0:
+        slots.deadline[slot] = i64(clock_ns()) + i64(time_ms) * MS
+    slots.leader[slot] = i32(min(i64(leader), MOST))
+    slots.leader_generation[slot] = leader_generation
+    sampling.min_tokens[slot] = i32(min(i64(least), MOST))
+    sampling.stops[slot] = i32(min(i64(stops), MOST))
+    sampling.biases[slot] = i32(min(i64(biases), MOST))
+
+
+@device
+def judge(window, slots, queue, sampling, cache, context, slot):
+    """A slot's request waits from now on; one that can never run is to end. One lane."""
+    if sampling.min_tokens[slot] > 0 or sampling.biases[slot] > 0:
+        sampling.filtered[slot] = i32(1)
+    reason = refusal(window, slots, sampling, cache, context, slot)
+    if reason == 0 and slots.leader[slot] > 0:
+        rung = load_relaxed(window.doorbell, i64(slots.leader[slot]) - 1, SYSTEM)
+        if rung != slots.leader_generation[slot]:
+            slots.leader[slot] = i32(0)
+    slots.prompt_at[slot] += worker_of(window, slot) * window.arena_size
+    window.state[slot] = u32(READY)
+    if reason == 0:
+        reason = i64(slots.ending[slot])  # it may have been cancelled
     if reason != 0:
         mark_ending(slots, queue, slot, reason)
 
 
 @device
-def take_request(window, slots, queue, sampling, slot, taken, context, vocab, cache):
-    """Copy a slot's request out of the window, once, and judge the copy. One lane.
-
-    Returns why it can never run, or 0. The window is never read for these fields again, so what is
-    judged is what is used; the prompt itself is copied at admission. All is read before anything is
-    written: so all that is read crosses PCIe at the same time.
-    """
-    request = window.request[slot]
-    at, length, limit = i64(request["prompt_at"]), i64(request["prompt_len"]), i64(request["max_tokens"])
-    flags, least, time_ms = i64(request["flags"]), i64(request["min_tokens"]), i64(request["time_ms"])
-    stops, biases, leader = i64(request["stops"]), i64(request["biases"]), i64(request["leader"])
-    leader_generation, priority = request["leader_generation"], i64(request["priority"])
-    unwanted = load_relaxed(window.cancel, slot, SYSTEM)
-    valid = take_sampling(request, sampling, slot, vocab)
-    slots.leader_generation[slot] = leader_generation
-    slots.urgent[slot] = i32((flags & URGENT) != 0)
-    arrival = queue.count[ARRIVED] + LATER * min(priority, i64(MOST_PRIORITY))
-    slots.order[slot] = ((arrival - SOONER * i64((flags & URGENT) != 0)) << 16) | slot
-    slots.ignore_eos[slot] = i32((flags & IGNORE_EOS) != 0)
-    slots.deadline[slot] = i64(0)
-    if time_ms > 0:
-        slots.deadline[slot] = i64(clock_ns()) + time_ms * MS
-    valid = valid and length >= 1 and limit >= 1 and least <= limit and leader <= slots.state.shape[0]
-    valid = valid and stops <= MOST_STOPS and biases <= MOST_BIASES
-    valid = valid and at + length + stops + 2 * biases <= window.arena_size
-    if not valid:
+def refusal(window, slots, sampling, cache, context, slot):
+    """Why the request that was taken can never run, or 0. One lane."""
+    at, length, limit = i64(slots.prompt_at[slot]), i64(slots.prompt_len[slot]), i64(slots.limit[slot])
+    stops, biases = i64(sampling.stops[slot]), i64(sampling.biases[slot])
+    valid = length >= 1 and limit >= 1 and sampling.min_tokens[slot] <= limit and sampling.valid[slot] == 1
+    valid = valid and slots.leader[slot] <= slots.state.shape[0] and stops <= MOST_STOPS and biases <= MOST_BIASES
+    if not (valid and at + length + stops + 2 * biases <= window.arena_size):
         return i64(BAD_REQUEST)
     if length + limit > context:
         return i64(TOO_LONG)
     if pages_for(length + limit, cache.page_size) > cache.pages:
         return i64(NO_PAGES)
-    slots.prompt_at[slot] = worker_of(window, slot) * window.arena_size + at
-    slots.prompt_len[slot] = i32(length)
-    slots.limit[slot] = i32(limit)
-    slots.leader[slot] = i32(0)
-    if leader > 0 and load_relaxed(window.doorbell, leader - 1, SYSTEM) == leader_generation:
-        slots.leader[slot] = i32(leader)
-    return i64(CANCEL) if unwanted == taken else i64(0)
+    return i64(0)
 
 
 @device
-def take_sampling(request, sampling, slot, vocab):
-    """Copy how a request's tokens are drawn; whether all of it is valid, which no NaN is. One lane."""
+def take_sampling(window, sampling, slot, vocab):
+    """How a request's tokens are drawn, and whether all of it is valid, which no NaN is. One lane."""
+    load_acquire(window.doorbell, slot, SYSTEM)  # for the order: what was written before it is visible now
+    request = window.request[slot]
     temperature, top_p, min_p = f32(request["temperature"]), f32(request["top_p"]), f32(request["min_p"])
     repetition, presence = f32(request["repetition"]), f32(request["presence"])
     frequency, top_k, logprobs = f32(request["frequency"]), i64(request["top_k"]), i64(request["logprobs"])
     seed = request["seed"]
-    least, stops, biases = i64(request["min_tokens"]), i64(request["stops"]), i64(request["biases"])
     if temperature < COLDEST:
         temperature = min(temperature, f32(0.0))  # greedy, if it is not below 0
     if repetition == f32(1.0):
@@ -257,7 +328,7 @@ def take_sampling(request, sampling, slot, vocab):
         top_k = i64(0)
     filtered = top_k > 0 or top_p != f32(0.0) or min_p != f32(0.0) or repetition != f32(0.0)
     filtered = filtered or presence != f32(0.0) or frequency != f32(0.0)
-    filtered = filtered or least > 0 or biases > 0 or logprobs > 0
+    filtered = filtered or logprobs > 0
     sampling.temperature[slot] = temperature
     sampling.seed[slot] = seed
     sampling.filtered[slot] = i32(filtered)
@@ -267,11 +338,9 @@ def take_sampling(request, sampling, slot, vocab):
     sampling.repetition[slot] = repetition
     sampling.presence[slot] = presence
     sampling.frequency[slot] = frequency
-    sampling.min_tokens[slot] = i32(min(least, i64(MOST_PRIORITY)))
-    sampling.stops[slot] = i32(min(stops, i64(MOST_STOPS)))
-    sampling.biases[slot] = i32(min(biases, i64(MOST_BIASES)))
     sampling.logprobs[slot] = i32(min(logprobs, i64(1 + MOST_LOGPROBS)))
     valid = f32(0.0) <= temperature and temperature < f32(1e30) and logprobs <= 1 + MOST_LOGPROBS
     valid = valid and f32(0.0) <= top_p and top_p <= f32(1.0) and f32(0.0) <= min_p and min_p <= f32(1.0)
     valid = valid and (repetition == f32(0.0) or (f32(1e-3) <= repetition and repetition <= f32(1e3)))
-    return valid and abs(presence) <= MOST_PENALTY and abs(frequency) <= MOST_PENALTY
+    valid = valid and abs(presence) <= MOST_PENALTY and abs(frequency) <= MOST_PENALTY
+    sampling.valid[slot] = i32(valid)

@@ -14,15 +14,16 @@ from ..simt.vocabulary import barrier, block_threads, i32, i64, thread_id, u32
 from .pause import bring_back, known_soon, urgent_first
 from .residence import RECORDS_A_SAMPLE, secure
 from .state import (
+    ASIDE,
     CHUNKS,
     DEALING,
     DECODING,
     DRAFTING,
     FILTERED,
     IN_PAUSED,
+    NEXT,
     PAUSED,
     PREEMPTIBLE,
-    RESUMING,
     ROWS,
     RUNNING,
     SAMPLES,
@@ -31,6 +32,7 @@ from .state import (
     STREAK,
     URGENT_RUNG,
     URGENT_SEEN,
+    plan_of,
 )
 
 
@@ -49,50 +51,58 @@ def chunks_spec(running: list[tuple[int, int]], rows: int) -> list[tuple[int, in
 
 
 @device
-def make_draft(window, slots, queue, paused, ahead, sampling, cache, beside):
-    """Draft one step, if there is anything to do. All lanes of the scheduler's block; no barrier at the end."""
+def make_draft(window, slots, queue, plans, draft, sampling, cache, beside):
+    """Draft one step, if there is anything to do: plan `draft`, or the one put aside, as NEXT says.
+
+    All lanes of the scheduler's block; no barrier at the end.
+    """
     if thread_id() == 0:
-        choose_work(window, slots, queue, ahead, sampling, cache, beside)
+        queue.count[NEXT] = choose_work(window, slots, queue, plans, draft, sampling, cache, beside)
     barrier()
-    if queue.count[RESUMING] == 1:
-        bring_back(window, queue, ahead.draft, paused)
-    else:
-        for chunk in range(ahead.draft.count[CHUNKS]):
-            fill_rows(slots, ahead, chunk)
+    if queue.count[NEXT] == draft:
+        for chunk in range(plans.count[draft, CHUNKS]):
+            fill_rows(slots, plan_of(plans, draft), chunk)
 
 
 @device
-def choose_work(window, slots, queue, ahead, sampling, cache, beside):
+def choose_work(window, slots, queue, plans, draft, sampling, cache, beside):
     """Deal rows: of an urgent step, else of none if a paused one can go on, else of everybody's. One lane.
 
-    Beside a step that is being computed, only the last, and only if there are pages for all; else of none.
+    Beside a step that is being computed, only the last, and only if there are pages for all; else of none. Returns
+    the number of the plan that is next.
     """
-    draft = ahead.draft
-    draft.count[ROWS] = draft.count[CHUNKS] = i32(0)
-    queue.count[RESUMING] = 0
+    forget_rows(plans, draft)
     urgent = urgent_first(slots, queue)
     if beside == 0 and urgent:
-        deal_rows(window, slots, queue, draft, sampling, cache, True)
+        deal_rows(window, slots, queue, plans, draft, sampling, cache, True)
         queue.count[STREAK] += 1
-    if beside == 0 and draft.count[ROWS] == 0:
-        queue.count[RESUMING] = queue.count[PAUSED]
+    if beside == 0 and plans.count[draft, ROWS] == 0 and queue.count[PAUSED] == 1:
+        bring_back(window, queue, plan_of(plans, queue.count[ASIDE]))
+        return queue.count[ASIDE]
     everybody = beside == 1 and queue.count[DRAFTING] == 1 and not urgent
-    everybody = everybody or (beside == 0 and draft.count[ROWS] == 0 and queue.count[PAUSED] == 0)
+    everybody = everybody or (beside == 0 and plans.count[draft, ROWS] == 0)
     if everybody:
         queue.count[STREAK] = 0
-        deal_rows(window, slots, queue, draft, sampling, cache, False)
+        deal_rows(window, slots, queue, plans, draft, sampling, cache, False)
         if beside == 1 and queue.count[SHORT] > 0:
-            draft.count[ROWS] = draft.count[CHUNKS] = i32(0)
+            forget_rows(plans, draft)
+    return i64(draft)
 
 
 @device
-def deal_rows(window, slots, queue, plan, sampling, cache, urgent_only):
+def forget_rows(plans, n):
+    """There is nothing in the plan. One lane."""
+    plans.count[n, ROWS] = plans.count[n, CHUNKS] = i32(0)
+
+
+@device
+def deal_rows(window, slots, queue, plans, draft, sampling, cache, urgent_only):
     """Give the running their rows, by their order, and the pages for them. One lane."""
-    for place in range(plan.count.shape[0]):
-        plan.count[place] = i32(0)
-    plan.count[URGENT_SEEN] = i32(queue.count[URGENT_RUNG])
+    for place in range(plans.count.shape[1]):
+        plans.count[draft, place] = i32(0)
+    plans.count[draft, URGENT_SEEN] = i32(queue.count[URGENT_RUNG])
     queue.count[SHORT] = 0
-    left = i64(plan.slot.shape[0])
+    left = i64(plans.slot.shape[1])
     for n in range(queue.count[RUNNING]):
         slot = i64(queue.running[n])
         left -= i64(wanted_rows(slots, slot, urgent_only) == 1)
@@ -113,7 +123,7 @@ def deal_rows(window, slots, queue, plan, sampling, cache, urgent_only):
                 queue.count[SHORT] += i64(held < n)
                 n = held
                 if n > 0:
-                    add_chunk(window, slots, queue, plan, sampling, slot, n)
+                    add_chunk(window, slots, queue, plan_of(plans, draft), sampling, slot, n)
                 if want > 1:
                     left -= n
         queue.count[DEALING] += 1
@@ -172,12 +182,11 @@ def add_chunk(window, slots, queue, plan, sampling, slot, n):
 
 
 @device
-def fill_rows(slots, ahead, chunk):
+def fill_rows(slots, draft, chunk):
     """Slot, position and token of each row of a drafted chunk. All lanes share out the rows.
 
     Of a token that is not known yet: which sample of the running step it is.
     """
-    draft = ahead.draft
     slot, row, first = i64(draft.chunk_slot[chunk]), i64(draft.chunk_row[chunk]), i64(draft.chunk_first[chunk])
     n = i64(thread_id())
     while n < draft.chunk_rows[chunk]:
@@ -185,7 +194,7 @@ def fill_rows(slots, ahead, chunk):
         draft.position[row + n] = i32(first + n)
         if first + n < slots.known[slot]:
             draft.token[row + n] = slots.token[slot, first + n]
-            ahead.source[row + n] = i32(-1)
+            draft.source[row + n] = i32(-1)
         else:
-            ahead.source[row + n] = slots.sample[slot]
+            draft.source[row + n] = slots.sample[slot]
         n += block_threads()

@@ -1,15 +1,15 @@
 """A best-effort step gives way to an urgent request between two layers, and goes on later where it was.
 
 All that a step carries from one layer to the next is its plan and its residual stream. Both are put aside, the
-urgent step is planned and run like any other, and the paused one is brought back. (After QLLM, 2025, which
-preempts best-effort jobs in the middle of a forward pass.) While a step is paused its requests keep their pages,
-are dealt no rows, and are nobody's victims.
+urgent step has another plan and is run like any other, and the paused one is brought back. (After QLLM, 2025,
+which preempts best-effort jobs in the middle of a forward pass.) While a step is paused its requests keep their
+pages, are dealt no rows, and are nobody's victims.
 """
 
 from ..ring.device import urgent_rung, worker_of
 from ..ring.layout import EVENT_PAUSE, EVENT_RESUME
 from ..simt import device, first_of_share
-from ..simt.vocabulary import barrier, block_copy, block_threads, clock_ns, i32, i64, thread_id, u32
+from ..simt.vocabulary import block_copy, clock_ns, i32, i64, u32
 from .residence import RECORDS_A_SAMPLE, forget_reserved
 from .sight import LAYERS, NUMBER
 from .state import (
@@ -20,9 +20,7 @@ from .state import (
     PAUSED,
     PAUSES,
     PREEMPTIBLE,
-    ROWS,
     RUNNING,
-    SAMPLES,
     STREAK,
     URGENT_RUNG,
     URGENT_SEEN,
@@ -69,101 +67,37 @@ def watch(window, plan, layer, layers):
 
 
 @device
-def put_aside(window, slots, queue, plan, paused):
-    """The plan was interrupted: keep it for later. All lanes of the scheduler's block; lane 0 is the last."""
-    copy_plan(plan, paused.plan)
-    barrier()
-    if thread_id() == 0:
-        kept = paused.plan
-        kept.count[FIRST_LAYER] = plan.count[INTERRUPTED]
-        kept.count[INTERRUPTED] = i32(0)
-        kept.stamp[LAYERS] = clock_ns()
-        forget_reserved(window)
-        for chunk in range(plan.count[CHUNKS]):
-            slot = i64(plan.chunk_slot[chunk])
-            slots.flight[slot] = i32(IN_PAUSED)
-            slots.ahead[slot] = i32(0)
-            if plan.chunk_sample[chunk] >= 0:
-                window.reserved[worker_of(window, slot)] += RECORDS_A_SAMPLE
-        plan.count[CHUNKS] = i32(0)
-        queue.count[PAUSED] = 1
-        queue.count[PAUSES] += 1
-        event(window, queue, EVENT_PAUSE, i64(0), plan.count[INTERRUPTED])
-        plan.count[INTERRUPTED] = i32(0)
+def put_aside(window, slots, queue, plan):
+    """The plan was interrupted: it is for later, and so are its requests. One lane."""
+    layer = i64(plan.count[INTERRUPTED])
+    plan.count[FIRST_LAYER] = i32(layer)
+    plan.count[INTERRUPTED] = i32(0)
+    plan.stamp[LAYERS] = clock_ns()
+    forget_reserved(window)
+    for chunk in range(plan.count[CHUNKS]):
+        slot = i64(plan.chunk_slot[chunk])
+        slots.flight[slot] = i32(IN_PAUSED)
+        slots.ahead[slot] = i32(0)
+        if plan.chunk_sample[chunk] >= 0:
+            window.reserved[worker_of(window, slot)] += RECORDS_A_SAMPLE
+    queue.count[PAUSED] = 1
+    queue.count[PAUSES] += 1
+    event(window, queue, EVENT_PAUSE, i64(0), layer)
 
 
 @device
-def bring_back(window, queue, plan, paused):
-    """The paused plan goes on. All lanes of the scheduler's block; lane 0 is the last."""
-    copy_plan(paused.plan, plan)
-    barrier()
-    if thread_id() == 0:
-        away = i64(clock_ns()) - plan.stamp[LAYERS]
-        for place in range(NUMBER):
-            plan.stamp[place] += away  # as if no time had passed
-        forget_reserved(window)
-        plan.count[URGENT_SEEN] = i32(queue.count[URGENT_RUNG])
-        if queue.count[STREAK] >= MOST_STREAK:
-            plan.count[PREEMPTIBLE] = i32(0)
-        queue.count[STREAK] = 0
-        queue.count[PAUSED] = 0
-        event(window, queue, EVENT_RESUME, i64(0), plan.count[FIRST_LAYER])
-
-
-@device
-def copy_plan(source, target):
-    """All of one plan into another, but for what has been drawn. All lanes of one block; no barrier."""
-    copy_work(source, target)
-    copy_counts(source, target)
-
-
-@device
-def copy_counts(source, target):
-    """Counts and stamps of one plan into another. All lanes of one block; no barrier."""
-    i = i64(thread_id())
-    while i < source.count.shape[0]:
-        count, ns = source.count[i], source.stamp[i]
-        target.count[i], target.stamp[i] = count, ns
-        i += block_threads()
-
-
-@device
-def copy_work(source, target):
-    """Rows, chunks and samples of one plan into another. All lanes of one block; no barrier."""
-    rows, chunks, samples = source.count[ROWS], source.count[CHUNKS], source.count[SAMPLES]
-    i = i64(thread_id())
-    while i < rows:  # there are no more chunks or samples than rows
-        copy_row(source, target, i)
-        if i < chunks:
-            copy_chunk(source, target, i)
-        if i < samples:
-            copy_sample(source, target, i)
-        i += block_threads()
-
-
-@device
-def copy_row(source, target, i):
-    """One row of one plan into another. One lane."""
-    slot, token, position = source.slot[i], source.token[i], source.position[i]
-    target.slot[i], target.token[i], target.position[i] = slot, token, position
-
-
-@device
-def copy_chunk(source, target, i):
-    """One chunk of one plan into another. One lane."""
-    slot, taken, row = source.chunk_slot[i], source.chunk_taken[i], source.chunk_row[i]
-    rows, first, sample = source.chunk_rows[i], source.chunk_first[i], source.chunk_sample[i]
-    target.chunk_slot[i], target.chunk_taken[i], target.chunk_row[i] = slot, taken, row
-    target.chunk_rows[i], target.chunk_first[i], target.chunk_sample[i] = rows, first, sample
-
-
-@device
-def copy_sample(source, target, i):
-    """One sample of one plan into another. One lane."""
-    row, slot, draw = source.sample_row[i], source.sample_slot[i], source.draw[i]
-    temperature, seed = source.temperature[i], source.seed[i]
-    target.sample_row[i], target.sample_slot[i], target.draw[i] = row, slot, draw
-    target.temperature[i], target.seed[i] = temperature, seed
+def bring_back(window, queue, plan):
+    """The plan that was put aside goes on. One lane."""
+    away = i64(clock_ns()) - plan.stamp[LAYERS]
+    for place in range(NUMBER):
+        plan.stamp[place] += away  # as if no time had passed
+    forget_reserved(window)
+    plan.count[URGENT_SEEN] = i32(queue.count[URGENT_RUNG])
+    if queue.count[STREAK] >= MOST_STREAK:
+        plan.count[PREEMPTIBLE] = i32(0)
+    queue.count[STREAK] = 0
+    queue.count[PAUSED] = 0
+    event(window, queue, EVENT_RESUME, i64(0), plan.count[FIRST_LAYER])
 
 
 @device

@@ -19,7 +19,7 @@ from ..ring.layout import (
 )
 from ..simt import device
 from ..simt.vocabulary import i32, i64, u32
-from .state import DEALING, EVICTED, PREEMPTED, RUNNING, WAITING
+from .state import DEALING, EVICTED, OLDER, PREEMPTED, RUNNING, WAITING
 from .trace import event
 
 RECORDS_A_SAMPLE = 2
@@ -127,8 +127,9 @@ def find_victim(window, slots, queue):
 @device
 def measure_room(window):
     """See how much the outboxes have room for. One lane, before anybody asks who stalls."""
+    half = max(i64(RECORDS_A_SAMPLE), (i64(1) << i64(window.outbox_bits)) >> 1)
     for worker in range(window.workers):
-        window.room[worker] = outbox_room(window, worker)
+        window.room[worker] = outbox_room(window, worker, half)
 
 
 @device
@@ -158,6 +159,7 @@ def preempt(window, slots, queue, cache, slot):
     window.state[slot] = u32(READY)
     window.position[slot] = u32(0)
     queue.count[WAITING] += 1
+    queue.count[OLDER] += 1
     queue.count[PREEMPTED] += 1
 
 

@@ -20,7 +20,7 @@ from ..ring.layout import (
     TOKEN,
 )
 from ..simt import device
-from ..simt.vocabulary import block_threads, divide, i32, i64, thread_id, u32
+from ..simt.vocabulary import block_threads, divide, i32, i64, rank_index, thread_id, u32
 from .arrivals import mark_ending
 from .residence import leave_batch, release_pages, show_free, show_page
 from .state import CHUNKS, ENDING, MOVES, TAKEN_IN, WAITING
@@ -75,7 +75,7 @@ def land(slots, queue, landed, sampling, eos, chunk, slot):
     """One lane: a chunk's positions are in the cache, and its sample, if it drew one, is a token."""
     slots.done[slot] = landed.chunk_first[chunk] + landed.chunk_rows[chunk]
     if landed.chunk_sample[chunk] >= 0:
-        token = landed.token[chunk]
+        token = i32(rank_index(landed.best[landed.chunk_sample[chunk]]))
         slots.token[slot, slots.known[slot]] = token
         slots.known[slot] += i32(1)
         slots.state[slot] = i32(DECODE)
@@ -93,23 +93,22 @@ def tell(window, sampling, act, landed):
             window.position[slot] = u32(landed.chunk_first[chunk] + landed.chunk_rows[chunk])
             sample = i64(landed.chunk_sample[chunk])
             if sample >= 0:
-                send_token(window, sampling, act, slot, sample, i64(landed.token[chunk]))
+                send_token(window, sampling, act, slot, sample, rank_index(landed.best[sample]))
 
 
 @device
-def file_landed(window, slots, queue, cache, ahead):
+def file_landed(window, slots, queue, cache, landed):
     """File the pages that have been filled; nothing that has landed is in hand any more. One lane."""
-    landed = ahead.landed
     if cache.sharing == 1:
         for chunk in range(landed.count[CHUNKS]):
             slot, first = i64(landed.chunk_slot[chunk]), i64(landed.chunk_first[chunk])
             if slot >= 0:
-                file_pages(window, slots, queue, cache, ahead, slot, first, first + landed.chunk_rows[chunk])
+                file_pages(window, slots, queue, cache, slot, first, first + landed.chunk_rows[chunk])
     landed.count[CHUNKS] = i32(0)
 
 
 @device
-def file_pages(window, slots, queue, cache, ahead, slot, begin, end):
+def file_pages(window, slots, queue, cache, slot, begin, end):
     """File the pages of a slot that positions `begin` to `end` have filled. One lane.
 
     Where a page with the same text is filed already, the slot gives its own up for it: at once, or where
@@ -128,9 +127,9 @@ def file_pages(window, slots, queue, cache, ahead, slot, begin, end):
             elif slots.ending[slot] == 0:
                 hold(cache, page)
                 n = queue.count[MOVES]
-                ahead.moved[n, 0] = i32(slot)
-                ahead.moved[n, 1] = i32(place)
-                ahead.moved[n, 2] = i32(page)
+                queue.moved[n, 0] = i32(slot)
+                queue.moved[n, 1] = i32(place)
+                queue.moved[n, 2] = i32(page)
                 queue.count[MOVES] = n + 1
             else:
                 break  # it lets go of its pages before they can be moved
@@ -139,10 +138,10 @@ def file_pages(window, slots, queue, cache, ahead, slot, begin, end):
 
 
 @device
-def move_pages(window, slots, queue, cache, ahead):
+def move_pages(window, slots, queue, cache):
     """Nobody reads the page tables now: do to them what was put off. One lane."""
     for n in range(queue.count[MOVES]):
-        slot, place, page = i64(ahead.moved[n, 0]), i64(ahead.moved[n, 1]), i64(ahead.moved[n, 2])
+        slot, place, page = i64(queue.moved[n, 0]), i64(queue.moved[n, 1]), i64(queue.moved[n, 2])
         move_page(window, slots, queue, cache, slot, place, page)
     queue.count[MOVES] = 0
 
@@ -198,7 +197,7 @@ def end_requests(window, slots, queue, cache):
 def send_end(window, slots, queue, slot):
     """The END of a slot's request, if there is room for it: then the slot is free. One lane."""
     worker, reason = worker_of(window, slot), i64(slots.ending[slot])
-    if outbox_room(window, worker) < 1:
+    if outbox_room(window, worker, 1) < 1:
         return False
     write_record(window, worker, slot, END, reason, True)
     event(window, queue, EVENT_FINISH, slot, reason)

@@ -91,7 +91,9 @@ def stamp(plan, place, now):
 
 @device
 def show_step(window, queue, plan, layers):
-    """The record of the step that has ended, as :func:`record_spec`, once. One lane."""
+    """The record of a step that has ended, as :func:`record_spec`, once. One lane."""
+    if plan.count[CHUNKS] == 0 or plan.stamp[NUMBER] == 0:
+        return
     at = (plan.stamp[NUMBER] & (HISTORY - 1)) * STEP_WORDS
     spent = at + STEP_PHASES
     window.history[at + STEP_NUMBER] = u32(plan.stamp[NUMBER])

@@ -6,23 +6,33 @@ import numpy as np
 
 from ..kernels.tensors import Sampling
 from ..ring.layout import MOST_BIASES, MOST_STOPS
+from ..simt import device
+from ..simt.vocabulary import opaque, u64
 
 RUNG, WAITING, RUNNING, ENDING, ARRIVED, URGENT_RUNG, PAUSED, TRACING = range(8)
 """Places in :attr:`Queue.count`: slots that have rung since the last look; requests that wait, that run, that
-are to end; arrivals so far; what the urgent words said; 1 = a step is paused; 1 = events are wanted."""
-CHOSEN, DECISION, STRANGERS, DEALING, RESUMING, STREAK = range(8, 14)
+are to end; arrivals so far; urgent ones among what has rung and been seen; 1 = a step is paused; 1 = events are
+wanted."""
+CHOSEN, DECISION, STRANGERS, DEALING, STREAK = range(8, 13)
 """Whom admission looks at and what it decides; tokens and biases of his that no NIC should send; the place
-among the running that is dealt rows; 1 = the paused step goes on; urgent steps in a row while others wait."""
+among the running that is dealt rows; urgent steps in a row while others wait."""
 STEPS, PREEMPTED, PAUSES, FOUND, EVICTED, EVENTS = range(14, 20)
 """What has happened since the start, for the heartbeat."""
 DRAFTING, SHORT, MOVES, DRAFTED = range(20, 24)
 """1 = the next step is to be drafted; running slots that lack pages for what they want; places in
-:attr:`Ahead.moved`; steps so far that had been drafted."""
-STOPPING, TRACED, TURNS = range(24, 27)
-"""As last looked: 1 = the stop word is set; 1 = somebody wants events. And beats of the heart so far."""
+:attr:`Queue.moved`; steps so far that had been drafted."""
+STOPPING, TRACED, URGENT_HEARD, OLDER, TURNS = range(24, 29)
+"""As last looked: 1 = the stop word is set; 1 = somebody wants events; what the urgent words said; how many of
+those that wait had not just rung. And beats of the heart so far."""
+GO, NOW, SPARE, ASIDE, OUTCOME, NEXT, AHEAD = range(29, 36)
+"""What all blocks do next: RUN plan number NOW, or leave. The plan that ran before it and becomes the one after
+it; the one that is aside, if a step is paused. What the scheduler's turn has come to: the next GO, and the plan
+that it is about; 1 = SPARE has been drafted meanwhile."""
+PLANS = 3
+"""NOW, SPARE, and a third one that is put aside, or unused."""
 
-ROWS, SAMPLES, GO, TIMED, CHUNKS, DECODING, FIRST_LAYER, INTERRUPTED, FILTERED, PREEMPTIBLE = range(10)
-SCORED, URGENT_SEEN, TAKEN_IN = range(10, 13)
+ROWS, SAMPLES, TIMED, CHUNKS, DECODING, FIRST_LAYER, INTERRUPTED, FILTERED, PREEMPTIBLE = range(9)
+SCORED, URGENT_SEEN, TAKEN_IN = range(9, 12)
 """Places in :attr:`Plan.count`. FIRST_LAYER is 0 but for a step that goes on after a pause; INTERRUPTED is the
 layer before which the step was paused, 0 if it was not. SCORED are the samples with log probabilities;
 URGENT_SEEN is what the urgent words said when the step was planned; TAKEN_IN is 1 for a landed step whose tokens
@@ -32,7 +42,7 @@ IN_PAUSED, IN_RUNNING = 1, 2
 """Values of :attr:`Slots.flight`."""
 
 IDLE, RUN, LEAVE = range(3)
-"""Values of the plan's GO."""
+"""Values of GO."""
 
 
 class Slots(NamedTuple):
@@ -91,8 +101,10 @@ class Queue(NamedTuple):
     """int32 [slots]: slots that are to end, `count[ENDING]` of them"""
     first: Any
     """int64 [1]: the smallest order that a lane has seen, negated: a maximum over lanes"""
+    moved: Any
+    """int32 [T + C, 3]: (slot, place in its page table, page that has the same text and is to be there)"""
     count: Any
-    """int64 [32]: see the places above"""
+    """int64 [40]: see the places above"""
     reserved: int
     """places in the batch that best-effort requests leave free"""
     layer_preemption: int
@@ -103,7 +115,10 @@ class Queue(NamedTuple):
 
 class Plan(NamedTuple):
     """One step's work: up to T rows, each one position of one slot, in chunks of consecutive positions.
-    Written by the scheduler's block, read by all after a grid barrier."""
+
+    Written by the scheduler's block, read by all after a grid barrier. There are PLANS of them: one that is
+    computed, one that was and becomes the next, and one that was put aside for an urgent request.
+    """
 
     count: Any
     """int32 [16]: see the places above"""
@@ -113,6 +128,8 @@ class Plan(NamedTuple):
     """int32 [T]"""
     token: Any
     """int32 [T]"""
+    source: Any
+    """int32 [T]: the sample of the step before that is the row's token, -1 = the token was known"""
     position: Any
     """int32 [T]"""
     chunk_slot: Any
@@ -141,29 +158,6 @@ class Plan(NamedTuple):
     """int64 [S]: rank key of the token drawn, a maximum over all warps; the step's blocks begin it anew"""
 
 
-class Paused(NamedTuple):
-    """A step that an urgent one has interrupted between two layers: its plan and its residual stream."""
-
-    plan: Plan
-    x: Any
-    """float32 [T * D]"""
-
-
-class Ahead(NamedTuple):
-    """What the scheduler's own block has in hand while the others compute a step: what the step before
-    has brought, and the step after."""
-
-    landed: Plan
-    """the step before: counts, stamps, chunks, and in :attr:`Plan.token` by chunk the token drawn; the slot is -1
-    where the request has ended meanwhile"""
-    draft: Plan
-    """the step after, ROWS of it; as if no request ended"""
-    source: Any
-    """int32 [T]: by drafted row, the sample of the running step that is its token, -1 = its token is known"""
-    moved: Any
-    """int32 [T + C, 3]: (slot, place in its page table, page that has the same text and is to be there)"""
-
-
 def allocate(
     slots: int,
     running: int,
@@ -171,10 +165,11 @@ def allocate(
     reserved: int = 0,
     layer_preemption: bool = True,
     own_block: bool = False,
+    rows: int = 0,
 ) -> tuple[Slots, Queue]:
     """Empty state for `slots` slots of up to `context` tokens, and at most `running` requests at a time.
 
-    `reserved` of the `running` places are for urgent requests only.
+    `reserved` of the `running` places are for urgent requests only. `rows` is the most rows of a step.
     """
 
     def i32(*shape):
@@ -213,11 +208,13 @@ def allocate(
         rung=i32(slots),
         ended=i32(slots),
         first=i64(1),
-        count=i64(32),
+        moved=i32(rows + running, 3),
+        count=i64(40),
         reserved=reserved,
         layer_preemption=int(layer_preemption),
         own_block=int(own_block),
     )
+    queue.count[SPARE] = 1
     return table, queue
 
 
@@ -234,6 +231,7 @@ def allocate_plan(rows: int, running: int) -> Plan:
         stamp=np.zeros(16, np.int64),
         slot=i32(rows),
         token=i32(rows),
+        source=np.full(rows, -1, np.int32),
         position=i32(rows),
         chunk_slot=i32(running),
         chunk_taken=np.zeros(running, np.uint32),
@@ -250,10 +248,38 @@ def allocate_plan(rows: int, running: int) -> Plan:
     )
 
 
-def allocate_ahead(rows: int, running: int) -> Ahead:
-    """Nothing in hand."""
-    landed, draft = allocate_plan(rows, running), allocate_plan(rows, running)
-    return Ahead(landed, draft, np.full(rows, -1, np.int32), np.zeros((rows + running, 3), np.int32))
+def allocate_plans(rows: int, running: int) -> Plan:
+    """PLANS empty plans, one after the other in each array; :func:`plan_of` tells them apart."""
+    return Plan(*(np.stack([each] * PLANS) for each in allocate_plan(rows, running)))
+
+
+@device
+def plan_of(plans, n):
+    """Plan number `n` of several.
+
+    Where it is used: the addresses of all its arrays, kept, would fill the registers.
+    """
+    n = u64(opaque(np.int64(n)))
+    return Plan(
+        plans.count[n],
+        plans.stamp[n],
+        plans.slot[n],
+        plans.token[n],
+        plans.source[n],
+        plans.position[n],
+        plans.chunk_slot[n],
+        plans.chunk_taken[n],
+        plans.chunk_row[n],
+        plans.chunk_rows[n],
+        plans.chunk_first[n],
+        plans.chunk_sample[n],
+        plans.sample_row[n],
+        plans.sample_slot[n],
+        plans.draw[n],
+        plans.temperature[n],
+        plans.seed[n],
+        plans.best[n],
+    )
 
 
 def allocate_sampling(slots: int) -> Sampling:
@@ -268,6 +294,7 @@ def allocate_sampling(slots: int) -> Sampling:
     return Sampling(
         temperature=f32(slots),
         seed=np.zeros(slots, np.uint64),
+        valid=i32(slots),
         filtered=i32(slots),
         top_k=i32(slots),
         top_p=f32(slots),

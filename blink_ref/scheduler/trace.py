@@ -3,7 +3,7 @@
 from ..ring.device import beat_last
 from ..ring.layout import BEAT_EVENTS
 from ..simt import device
-from ..simt.vocabulary import SYSTEM, clock_ns, i64, load_relaxed, u64
+from ..simt.vocabulary import clock_ns, i64, u64
 from .state import EVENTS, TRACED, TRACING
 
 
@@ -12,12 +12,6 @@ def publish_events(window, queue):
     """Let the tracer see what has happened so far. One lane, seldom: a release costs a microsecond."""
     if queue.count[TRACING] == 1:
         beat_last(window, BEAT_EVENTS, queue.count[EVENTS])
-
-
-@device
-def look_for_tracer(window, queue):
-    """Note whether somebody wants events. One lane of any."""
-    queue.count[TRACED] = i64(load_relaxed(window.trace, 0, SYSTEM) == 1)
 
 
 @device

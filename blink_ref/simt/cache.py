@@ -96,6 +96,19 @@ class Locator(caching._CacheLocator):
         return locator
 
 
+def pass_over_what_is_gone(cache: Any) -> None:
+    """Let a cache take an index whose keys name types that are no longer defined for one of other code."""
+    load = cache._cache_file._load_index
+
+    def load_index() -> dict[Any, str]:
+        try:
+            return load()
+        except (AttributeError, ImportError):
+            return {}
+
+    cache._cache_file._load_index = load_index
+
+
 class _Implementation(caching.CompileResultCacheImpl):
     _locator_classes = [Locator]  # noqa: RUF012 - numba's name and form
 
@@ -104,6 +117,10 @@ class ClosureCache(caching.Cache):
     """For ``dispatcher._cache``: what ``cache=True`` would put there, with the key above."""
 
     _impl_class = _Implementation
+
+    def __init__(self, fn: types.FunctionType) -> None:
+        super().__init__(fn)
+        pass_over_what_is_gone(self)
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
         """The closure's hash covers the code and its cells; types and the CPU are left."""

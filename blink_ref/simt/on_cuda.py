@@ -20,7 +20,7 @@ from . import (
     cuda_async,  # noqa: F401 - defines words
     cuda_loops,  # noqa: F401 - defines words
 )
-from .cache import Locator
+from .cache import Locator, pass_over_what_is_gone
 from .cuda_words import arena
 from .device import DeviceFunction, references
 from .numba_cuda import cuda, cuda_types, driver, typeof, typeof_impl
@@ -155,6 +155,7 @@ class _KernelCache(cuda_dispatcher.CUDACache):
 
     def __init__(self, fn: FunctionType, lanes: int) -> None:
         super().__init__(fn)
+        pass_over_what_is_gone(self)
         self._lanes = lanes
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
