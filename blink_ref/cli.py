@@ -172,7 +172,9 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--sms", type=arguments.at_least(0), default=0, help="blocks of the kernel (default 0: all)"
     )
     parser.add_argument(
-        "--scheduler-block", action="store_true", help="block 0 only schedules, while the others compute"
+        "--scheduler-block",
+        action=argparse.BooleanOptionalAction,
+        help="block 0 only schedules, while the others compute (default: on a GPU with many SMs)",
     )
 
 

@@ -897,8 +897,8 @@ def answers(*requests, running=4):
 # ### The order of admission
 #
 # With one place in the batch, requests are served in the order in which they came: `take_request` gives each the
-# number of its arrival for its order. Let it be the length of the prompt instead. (An order has the slot in its last
-# 16 bits.)
+# number of its arrival for its order. Let it be the length of the prompt instead. (An order has the slot in its
+# last 16 bits.)
 
 # %%
 take_request = simt.device(arrivals.take_request.python)

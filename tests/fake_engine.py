@@ -180,7 +180,7 @@ def main() -> int:
     parser.add_argument("--target", choices=["auto", "cuda", "cpu", "python"], required=True)
     parser.add_argument("--sms", type=int, required=True)
     parser.add_argument("--debug", action="store_true")
-    parser.add_argument("--scheduler-block", action="store_true")
+    parser.add_argument("--scheduler-block", action=argparse.BooleanOptionalAction)
     args = parser.parse_args()
     script = Script(**json.loads(os.environ.get("FAKE_ENGINE", "{}")))
     stop = threading.Event()

@@ -27,6 +27,15 @@ def test_a_number_of_blocks_out_of_reason_is_refused(config, target, sms, compla
         settings.choose(config, target, sms=sms)
 
 
+@pytest.mark.parametrize(("sms", "own"), [(0, True), (32, True), (31, False), (1, False)])
+def test_a_gpu_with_many_sms_spares_one_for_the_scheduler(config, monkeypatch, sms, own):
+    on_cuda = pytest.importorskip("blink_ref.simt.on_cuda", reason="numba-cuda: pip install 'blink-ref[cuda13]'")
+    monkeypatch.setattr(on_cuda, "limits", lambda: on_cuda.Limits("a GPU", 132, 232_448, 80 << 30))
+    assert settings.choose(config, "cuda", sms).scheduler_block == own
+    assert not settings.choose(config, "cuda", sms, scheduler_block=False).scheduler_block
+    assert not settings.choose(config, "cpu").scheduler_block
+
+
 def test_the_cache_holds_one_request_of_full_length_however_little_memory_is_allowed(config):
     chosen = settings.choose(config, "cpu", cache_bytes=1)
     assert chosen.pages * chosen.page_size >= chosen.context

@@ -240,6 +240,28 @@ def test_the_scope_of_an_access_is_the_gpu_if_not_said():
 
 
 @device
+def some_word(block, out):
+    out[0] = 1
+
+
+@device
+def a_sum_below(block, out):
+    use_a_sum(out)
+
+
+@device
+def use_a_sum(out):
+    out[0] = lane_sum(out[0]) + lane_max(out[0])
+
+
+def test_a_single_lane_is_for_functions_without_work_for_a_warp():
+    assert on_cuda.warp_work(some_word) == []
+    assert on_cuda.warp_work(a_sum_below) == ["lane_max", "lane_sum"]
+    with pytest.raises(BlinkError, match="a_sum_below> needs whole warps, for lane_max, lane_sum; launch it"):
+        on_cuda.start(a_sum_below, 1, 1, (np.zeros(1),), 64)
+
+
+@device
 def raise_unsigned(block, words):
     atomic_max(words, 0, words[1])
 

@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", required=True, help="folder of a Llama-architecture model")
     parser.add_argument("--target", default="auto", help="auto, cuda, cpu or python")
     parser.add_argument("--sms", type=int, default=0, help="blocks; 0 = all SMs or cores")
-    parser.add_argument("--scheduler-block", action="store_true", help="block 0 only schedules")
+    parser.add_argument("--scheduler-block", action=argparse.BooleanOptionalAction, help="block 0 only schedules")
     parser.add_argument("--debug", action="store_true", help="tracebacks")
     return parser
 

@@ -23,7 +23,7 @@ class Engine:
         self._running: Running | None = None
 
     @classmethod
-    def load(cls, path: Path, target: str, sms: int = 0, scheduler_block: bool = False) -> "Engine":
+    def load(cls, path: Path, target: str, sms: int = 0, scheduler_block: bool | None = None) -> "Engine":
         """Load the model in folder `path` for a target that this machine has; creates the window."""
         config = ModelConfig.load(path)
         weights = Weights.load(path, config)

@@ -21,6 +21,10 @@ MOST_BLOCKS = 64
 """On a CPU of fewer cores: beyond it, blocks do little but wait for each other."""
 
 
+MANY = 32
+"""Blocks from which on one that does not compute is hardly missed."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """Launch shape and sizes of one engine."""
@@ -57,13 +61,13 @@ class Settings:
 
 
 def choose(
-    config: ModelConfig, target: str, sms: int = 0, cache_bytes: int = 0, scheduler_block: bool = False
+    config: ModelConfig, target: str, sms: int = 0, cache_bytes: int = 0, scheduler_block: bool | None = None
 ) -> Settings:
     """Settings for a model on a target of this machine.
 
     `sms` is the number of blocks (0 = all SMs, or all cores); `cache_bytes` bounds the KV cache
     (0 = 1 GiB on the CPU, a third of the free memory on a GPU). With `scheduler_block` one of the blocks only
-    schedules. Raises BlinkError where the model cannot fit.
+    schedules; None = on a GPU, if there are MANY. Raises BlinkError where the model cannot fit.
     """
     if sms < 0:
         raise BlinkError(f"--sms is {sms}; give the number of blocks, or 0 for all")
@@ -108,4 +112,6 @@ def choose(
     pages = max(pages_spec(context, page_size), min(most, cache_bytes // page_bytes))
     slots = 64 if target == "python" else 4096
     sizes = rows, running, slots, context, page_size, pages, running // 8
+    if scheduler_block is None:
+        scheduler_block = target == "cuda" and blocks >= MANY
     return Settings(target, blocks, lanes, shared, *sizes, scheduler_block=scheduler_block)

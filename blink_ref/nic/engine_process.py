@@ -55,13 +55,14 @@ class Engine(NamedTuple):
 
 @contextmanager
 def engine_process(
-    model: Path, target: str, sms: int = 0, debug: bool = False, scheduler_block: bool = False
+    model: Path, target: str, sms: int = 0, debug: bool = False, scheduler_block: bool | None = None
 ) -> Iterator[Engine]:
     """A child process that serves the model in the directory ``model``; left, it is gone.
 
     ``target`` is one of ``auto``, ``cuda``, ``cpu``, ``python``; ``sms`` the number of blocks, 0 = the
     engine's choice; with ``debug`` the engine shows its tracebacks; with ``scheduler_block`` block 0 only
-    schedules. Waits until the engine serves, with a note on the terminal if that takes long.
+    schedules (None = the engine's choice). Waits until the engine serves, with a note on the terminal if that
+    takes long.
 
     Raises BlinkError: the engine cannot be started, or does not come to serve.
     """
@@ -75,10 +76,12 @@ def engine_process(
         _end(process, window)
 
 
-def _spawn(model: Path, target: str, sms: int, debug: bool, scheduler_block: bool) -> subprocess.Popen:
+def _spawn(model: Path, target: str, sms: int, debug: bool, scheduler_block: bool | None) -> subprocess.Popen:
     command = shlex.split(os.environ.get(ENGINE, "")) or [sys.executable, "-m", "blink_ref.engine"]
     command += ["--model", str(model), "--target", target, "--sms", str(sms)]
-    command += ["--debug"] * debug + ["--scheduler-block"] * scheduler_block
+    command += ["--debug"] * debug
+    if scheduler_block is not None:
+        command.append("--scheduler-block" if scheduler_block else "--no-scheduler-block")
     try:
         # A session of its own: ctrl-C on the terminal reaches only this process, which then ends the
         # engine in order.

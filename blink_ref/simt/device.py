@@ -57,6 +57,16 @@ class DeviceFunction:
 
         return on_cuda.dispatcher(self.python)
 
+    def closure(self) -> Iterator["DeviceFunction"]:
+        """It, and every device function that it may come to call."""
+        queue, seen = [self], set()
+        while queue:
+            current = queue.pop()
+            if current not in seen:
+                seen.add(current)
+                yield current
+                queue += [v for v in references(current.python).values() if isinstance(v, DeviceFunction)]
+
     @property
     def _numba_type_(self) -> Any:
         """What numba's CPU compiler takes a global of this type for."""

@@ -20,12 +20,16 @@ from . import (
     cuda_async,  # noqa: F401 - defines words
     cuda_loops,  # noqa: F401 - defines words
 )
+from . import vocabulary as words
 from .cache import Locator, pass_over_what_is_gone
 from .cuda_words import arena
 from .device import DeviceFunction, references
 from .numba_cuda import cuda, cuda_types, driver, typeof, typeof_impl
 from .numba_cuda import dispatcher as cuda_dispatcher
 from .vocabulary import GRID_WORDS, Block, i64, u32
+
+WARP_WORDS = {words.warp_width, words.lane_sum, words.lane_max, words.lane_broadcast, words.lane_any}
+WARP_WORDS |= {words.row_dot, words.row_dots, words.row_dots_of_two, words.row_mix, words.warp_barrier}
 
 SHARED_PER_BLOCK_DEFAULT = 48 * 1024
 """Bytes of dynamic shared memory that a kernel gets without asking."""
@@ -181,6 +185,8 @@ def start(fn: DeviceFunction, blocks: int, lanes: int, args: tuple[Any, ...], sh
     """
     if lanes % 32 and lanes != 1:
         raise BlinkError(f"a CUDA block has whole warps of 32 lanes, or a single lane, not {lanes} lanes")
+    if lanes == 1 and (work := warp_work(fn)):
+        raise BlinkError(f"{fn} needs whole warps, for {', '.join(work)}; launch it with 32 lanes")
     run = kernel(fn, lanes)
     grid = cuda.to_device(np.zeros(GRID_WORDS, np.uint32))
     compiled = run.compile((typeof(grid), typeof(args)))
@@ -191,6 +197,12 @@ def start(fn: DeviceFunction, blocks: int, lanes: int, args: tuple[Any, ...], sh
     run[blocks, lanes, stream, shared * 4](grid, args)
     done.record(stream)
     return Running(done, (grid, args, stream))
+
+
+def warp_work(fn: DeviceFunction) -> list[str]:
+    """The words that `fn` may come to use, and that a warp's 32 lanes carry out together."""
+    named = {v for each in fn.closure() for v in references(each.python).values() if isinstance(v, FunctionType)}
+    return sorted(word.__name__ for word in named & WARP_WORDS)
 
 
 def launch(fn: DeviceFunction, blocks: int, lanes: int, args: tuple[Any, ...], shared: int) -> None:
@@ -258,11 +270,5 @@ def compile_to_ptx(fn: DeviceFunction, argument_types: tuple[Any, ...], lanes: i
 
 def _forget(fn: DeviceFunction) -> None:
     """Drop compiled forms of `fn` and of what it calls: they are for one compute capability."""
-    queue, seen = [fn], set()
-    while queue:
-        current = queue.pop()
-        if current in seen:
-            continue
-        seen.add(current)
-        current.__dict__.pop("cuda", None)
-        queue += [v for v in references(current.python).values() if isinstance(v, DeviceFunction)]
+    for each in fn.closure():
+        each.__dict__.pop("cuda", None)
