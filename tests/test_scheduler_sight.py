@@ -83,7 +83,7 @@ def test_each_step_leaves_a_record_of_its_rows_in_order(target):
 
 @targets
 def test_a_page_is_shown_as_its_slots_from_when_it_is_taken_to_the_end_and_then_as_cached(target):
-    bench = Bench(small(), chosen(SMALL, target))
+    bench = Bench(small(), chosen(SMALL, target, page_size=16))
     bench.desk.ring(3, range(1, 20), 5, ignore_eos=True)
     bench.desk.ring(1, range(2, 7), 30, ignore_eos=True)
     for _ in range(4):
