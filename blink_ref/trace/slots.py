@@ -103,6 +103,7 @@ class Slots:
             self._enter(slot, PREEMPTED)
             self._known[slot] = event.value
         elif kind == EVENT_FINISH:
+            self.requests += slot not in self._open  # it ran when the record began, and has had no row since
             self._leave(slot)
             self._known.pop(slot, None)
         elif kind == EVENT_STEP:
