@@ -257,9 +257,16 @@ def take_request(window, slots, queue, sampling, slot):
     slots.taken[slot] = taken
     slots.state[slot] = i32(READY)
     slots.ending[slot] = i32(CANCEL * (unwanted == taken))
+    if (
+        stops > MOST_STOPS
+        or biases > MOST_BIASES
+        or i64(at) + i64(length) + i64(stops) + 2 * i64(biases) > window.arena_size
+    ):
+        slots.ending[slot] = i32(BAD_REQUEST)
     slots.known[slot] = slots.done[slot] = slots.hashed[slot] = i32(0)
     slots.prompt_at[slot] = i64(at)
-    slots.prompt_len[slot] = i32(min(i64(length), MOST))
+    # what was put aside may still have a row of the slot's last request: its loops stay within their arrays
+    slots.prompt_len[slot] = i32(min(i64(length), i64(slots.token.shape[1])))
     slots.limit[slot] = i32(min(i64(limit), MOST))
     slots.urgent[slot] = i32((flags & u32(URGENT)) != 0)
     slots.ignore_eos[slot] = i32((flags & u32(IGNORE_EOS)) != 0)
@@ -271,8 +278,8 @@ def take_request(window, slots, queue, sampling, slot):
     slots.leader[slot] = i32(min(i64(leader), MOST))
     slots.leader_generation[slot] = leader_generation
     sampling.min_tokens[slot] = i32(min(i64(least), MOST))
-    sampling.stops[slot] = i32(min(i64(stops), MOST))
-    sampling.biases[slot] = i32(min(i64(biases), MOST))
+    sampling.stops[slot] = i32(min(i64(stops), i64(MOST_STOPS)))
+    sampling.biases[slot] = i32(min(i64(biases), i64(MOST_BIASES)))
 
 
 @device
@@ -280,7 +287,7 @@ def judge(window, slots, queue, sampling, cache, context, slot):
     """A slot's request waits from now on; one that can never run is to end. One lane."""
     if sampling.min_tokens[slot] > 0 or sampling.biases[slot] > 0:
         sampling.filtered[slot] = i32(1)
-    reason = refusal(window, slots, sampling, cache, context, slot)
+    reason = refusal(slots, sampling, cache, context, slot)
     if reason == 0 and slots.leader[slot] > 0:
         rung = load_relaxed(window.doorbell, i64(slots.leader[slot]) - 1, SYSTEM)
         if rung != slots.leader_generation[slot]:
@@ -294,13 +301,12 @@ def judge(window, slots, queue, sampling, cache, context, slot):
 
 
 @device
-def refusal(window, slots, sampling, cache, context, slot):
+def refusal(slots, sampling, cache, context, slot):
     """Why the request that was taken can never run, or 0. One lane."""
-    at, length, limit = i64(slots.prompt_at[slot]), i64(slots.prompt_len[slot]), i64(slots.limit[slot])
-    stops, biases = i64(sampling.stops[slot]), i64(sampling.biases[slot])
+    length, limit = i64(slots.prompt_len[slot]), i64(slots.limit[slot])
     valid = length >= 1 and limit >= 1 and sampling.min_tokens[slot] <= limit and sampling.valid[slot] == 1
-    valid = valid and slots.leader[slot] <= slots.state.shape[0] and stops <= MOST_STOPS and biases <= MOST_BIASES
-    if not (valid and at + length + stops + 2 * biases <= window.arena_size):
+    valid = valid and slots.leader[slot] <= slots.state.shape[0] and slots.ending[slot] != BAD_REQUEST
+    if not valid:
         return i64(BAD_REQUEST)
     if length + limit > context:
         return i64(TOO_LONG)
