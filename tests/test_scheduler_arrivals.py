@@ -9,7 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blink_ref import simt
-from blink_ref.ring.layout import CANCEL, CANCELLED, DECODE, DONE, FREE, LENGTH, PREFILL, READY, TIME
+from blink_ref.ring.layout import (
+    BAD_REQUEST,
+    CANCEL,
+    CANCELLED,
+    DECODE,
+    DONE,
+    FREE,
+    LENGTH,
+    MOST_BIASES,
+    MOST_STOPS,
+    PREFILL,
+    READY,
+    TIME,
+)
 from blink_ref.scheduler import state
 from blink_ref.scheduler.arrivals import LATER, MOST_PRIORITY, SOONER, look_around, order_spec, scan_spec
 from blink_ref.simt import device
@@ -159,6 +172,20 @@ def test_a_request_that_is_cancelled_before_it_is_seen_is_to_end(target):
     made.desk.cancel(3)
     assert look(made, target) == [3]
     assert ended(made) == {3: CANCEL}
+
+
+@targets
+@pytest.mark.parametrize("field", ["prompt_len", "stops", "biases"])
+@pytest.mark.parametrize("value", [2**31 - 1, 2**31, 2**32 - 1])
+def test_what_a_request_that_cannot_run_leaves_behind_stays_within_the_arrays(target, field, value):
+    """A paused step may have a row of the slot's last request, whose filters read as far as these numbers say."""
+    made = bench()
+    made.desk.ring(3, [1], 1, overwrite={field: value})
+    look(made, target)
+    assert ended(made) == {3: BAD_REQUEST}
+    assert 0 <= made.slots.prompt_len[3] <= made.settings.context
+    assert 0 <= made.sampling.stops[3] <= MOST_STOPS
+    assert 0 <= made.sampling.biases[3] <= MOST_BIASES
 
 
 def test_a_cancelled_request_that_waits_gets_its_end_at_once():
