@@ -40,9 +40,9 @@ WIDE = replace(SMALL, context=600)
 
 
 @device
-def same_for_all(token, slot, first, n):
+def same_for_all(token, slot, first, n, lane, lanes):
     """In the place of prefix.page_hash."""
-    return u64(5)
+    return u64(5 * (lane == 0))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -153,6 +153,7 @@ def test_cancel_words_and_deadlines_end_whom_they_name_once(target, slots):
     for slot, (state_now, cancel, deadline, marked) in enumerate(slots):
         made.slots.taken[slot] = made.window.nic["doorbell"][slot] = 5
         made.slots.state[slot] = state_now
+        made.queue.count[state.WAITING] += state_now != FREE
         made.window.nic["cancel"][slot] = cancel
         made.slots.deadline[slot] = {"none": 0, "past": 1, "future": 2**62}[deadline]
         if state_now == DONE or (marked and state_now != FREE):

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from blink_ref.simt import device, launch, start
+from blink_ref.simt import aligned, device, launch, start
 from blink_ref.simt.vocabulary import (
     BLOCK,
     GPU,
@@ -20,6 +20,7 @@ from blink_ref.simt.vocabulary import (
     i64,
     load_acquire,
     load_relaxed,
+    load_relaxed_four,
     relax,
     store_release,
     thread_id,
@@ -89,6 +90,23 @@ def test_atomic_max_keeps_the_highest_of_all_lanes(target, lanes, dtype):
         assert highest[0] == values.max()
         # what a lane found was there before, or what another lane put
         assert set(old.tolist()) <= {limits.min, *values.tolist()}
+
+
+@device
+def gather_fours(block, words, found):
+    i = 4 * place(block)
+    if i < words.shape[0]:
+        found[i + 3], found[i + 2], found[i + 1], found[i] = load_relaxed_four(words, i, SYSTEM)
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "int32"])
+def test_four_neighbours_are_loaded_in_their_order(target, lanes, dtype):
+    limits = np.iinfo(dtype)
+    words = aligned(4 * lanes, dtype)
+    words[:] = np.random.default_rng(5).integers(limits.min, limits.max, 4 * lanes, dtype, endpoint=True)
+    found = np.zeros_like(words)
+    launch(gather_fours, 1, lanes, words, found, target=target)
+    assert found.reshape(-1, 4)[:, ::-1].tolist() == words.reshape(-1, 4).tolist()
 
 
 @device

@@ -45,6 +45,7 @@ from blink_ref.simt.vocabulary import (
     lane_sum,
     load_acquire,
     load_relaxed,
+    load_relaxed_four,
     mbarrier_arrive,
     mbarrier_expect_bytes,
     mbarrier_init,
@@ -96,7 +97,7 @@ def use_every_word(block, floats, halves, stored, words, longs):
     floats[i] += lane_sum(floats[i]) + lane_max(floats[i]) + lane_broadcast(floats[i], 3)
     words[i] = lane_any(words[i] > 0)
     store_release(words, i, load_relaxed(words, i) + load_acquire(words, i))
-    store_relaxed(words, i, words[i])
+    store_relaxed(words, i, words[i] + load_relaxed_four(words, i << 2)[2])
     atomic_add(words, i, i32(1))
     atomic_max(longs, i, rank(exp(floats[i]), i))
     atomic_cas(longs, i, i64(0), rank_index(longs[i]) + clock_ns())
@@ -203,6 +204,7 @@ def in_scope(scope):
     @device
     def access(block, words, longs):
         words[0] = load_relaxed(words, 1, scope) + load_acquire(words, 2, scope)
+        words[1] = load_relaxed_four(words, 4, scope)[3]
         store_release(words, 3, i32(1), scope)
         store_relaxed(words, 7, i32(1), scope)
         atomic_add(longs, 4, i64(1), scope)
@@ -217,6 +219,7 @@ def test_ordered_accesses_carry_their_scope(scope, name):
     ptx = compiled(in_scope(scope), WORDS, vector(np.int64))
     for text in (
         f"ld.relaxed.{name}.global.u32",
+        f"ld.relaxed.{name}.global.v4.u32",
         f"ld.acquire.{name}.global.u32",
         f"st.release.{name}.global.u32",
         f"st.relaxed.{name}.global.u32",

@@ -35,6 +35,7 @@ def device_window(nic: Any, gpu: Any, layout: Layout) -> Window:
         dealt=np.zeros(workers, np.int64),
         reserved=np.zeros(workers, np.int64),
         workers=workers,
+        share_bits=(layout.slots // workers).bit_length() - 1,
         outbox_bits=layout.outbox.bit_length() - 1,
         arena_size=layout.arena,
     )

@@ -10,7 +10,7 @@ from ..scheduler.schedule import schedule
 from ..scheduler.sight import DRAWN, stamp
 from ..scheduler.state import GO, INTERRUPTED, NOW, RUN, plan_of
 from ..simt import device, grid_barrier, team_of
-from ..simt.vocabulary import i32, i64, thread_id
+from ..simt.vocabulary import i32, thread_id
 from .forward import forward
 
 
@@ -22,7 +22,7 @@ def serve(block, window, slots, queue, plans, sampling, cache, model, act, conte
     scheduler has turned `patience` times without finding a step to run (0 = it waits for ever). The
     state it leaves in its arrays is whole: launched again, it goes on.
     """
-    step, beside = i64(0), i64(0)
+    step, beside = i32(0), i32(0)  # half the registers
     team = team_of(block, queue.own_block)  # those who compute: all, or all but the scheduler
     while True:
         if block.id == 0:
@@ -32,10 +32,10 @@ def serve(block, window, slots, queue, plans, sampling, cache, model, act, conte
             grid_barrier(block)
             if queue.count[GO] != RUN:
                 break
-            step += 1
-            beside = i64(block.id < queue.own_block and step != max_steps)
+            step = i32(step + 1)
+            beside = i32(block.id < queue.own_block and step != max_steps)
         else:
-            beside = i64(0)
+            beside = i32(0)
         if beside == 0:
             if block.id >= queue.own_block:
                 forward(team, window, slots, queue, plans, i32(queue.count[NOW]), sampling, cache, model, act)

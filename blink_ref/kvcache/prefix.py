@@ -12,13 +12,25 @@ last page first, so the parent is always the newer of the two among the unused.
 """
 
 from ..simt import device
-from ..simt.vocabulary import barrier, block_threads, divide, i32, i64, thread_id, u64
+from ..simt.vocabulary import (
+    barrier,
+    block_threads,
+    divide,
+    i32,
+    i64,
+    lane_id,
+    lane_sum,
+    thread_id,
+    u64,
+    warp_id,
+    warp_width,
+    warps,
+)
 from .pages import leave_unused
 
-OFFSET, PRIME = u64(0xCBF29CE484222325), u64(0x100000001B3)
-"""Of FNV-1a (Fowler, Noll, Vo), here over tokens in place of bytes."""
+MIX_0 = u64(0x9E3779B97F4A7C15)
 MIX_1, MIX_2 = u64(0xBF58476D1CE4E5B9), u64(0x94D049BB133111EB)
-"""Of the finalizer of SplitMix64 (Steele et al., 2014)."""
+"""The step and the finalizer of SplitMix64 (Steele et al., 2014)."""
 NONE = -1
 
 
@@ -37,34 +49,44 @@ def shared_spec(texts: list[list[int]], text: list[int], page_size: int) -> int:
 def chain_spec(tokens: list[int], page_size: int) -> list[int]:
     """The hash of each whole page of `tokens`."""
     mask, before, chain = 2**64 - 1, 0, []
+
+    def mixed(h: int) -> int:
+        h = (h ^ h >> 30) * int(MIX_1) & mask
+        h = (h ^ h >> 27) * int(MIX_2) & mask
+        return h ^ h >> 31
+
     for n in range(len(tokens) // page_size):
-        own = int(OFFSET)
-        for token in tokens[n * page_size : (n + 1) * page_size]:
-            own = (own ^ token) * int(PRIME) & mask
-        before ^= own
-        before = (before ^ before >> 30) * int(MIX_1) & mask
-        before = (before ^ before >> 27) * int(MIX_2) & mask
-        before ^= before >> 31
+        page = tokens[n * page_size : (n + 1) * page_size]
+        own = sum(mixed(token + (place + 1) * int(MIX_0) & mask) for place, token in enumerate(page)) & mask
+        before = mixed(before ^ own)
         chain.append(before)
     return chain
 
 
 @device
-def page_hash(token, slot, first, n):
-    """Hash of ``token[slot, first:first+n]`` alone. One lane."""
-    h = OFFSET
-    for i in range(n):
-        h = (h ^ u64(token[slot, first + i])) * PRIME
+def page_hash(token, slot, first, n, lane, lanes):
+    """Hash of ``token[slot, first:first+n]`` alone: a sum over tokens and their places. One lane's share, of
+    `lanes`."""
+    h = u64(0)
+    i = i64(lane)
+    while i < n:
+        h += mixed(u64(token[slot, first + i]) + u64(i + 1) * MIX_0)
+        i += lanes
     return h
+
+
+@device
+def mixed(h):
+    """64 bits that each depend on all bits of h. One lane."""
+    h = (h ^ (h >> u64(30))) * MIX_1
+    h = (h ^ (h >> u64(27))) * MIX_2
+    return h ^ (h >> u64(31))
 
 
 @device
 def chained(before, own):
     """The chain's next link: the hash up to the page before, and the page's own. One lane."""
-    h = before ^ own
-    h = (h ^ (h >> u64(30))) * MIX_1
-    h = (h ^ (h >> u64(27))) * MIX_2
-    return h ^ (h >> u64(31))
+    return mixed(before ^ own)
 
 
 @device
@@ -76,10 +98,12 @@ def look_up(slots, cache, slot):
     """
     size, known = i64(cache.page_size), i64(slots.known[slot])
     whole, most = divide(known, size)[0], divide(known - 1, size)[0]
-    i = i64(slots.hashed[slot]) + thread_id()
+    i = i64(slots.hashed[slot]) + warp_id()
     while i < whole:
-        cache.chain[slot, i] = page_hash(slots.token, slot, i * size, size)
-        i += block_threads()
+        h = lane_sum(i64(page_hash(slots.token, slot, i * size, size, lane_id(), warp_width())))
+        if lane_id() == 0:
+            cache.chain[slot, i] = u64(h)
+        i += warps()
     barrier()
     if thread_id() == 0:
         link_chain(slots, cache, slot, whole)
@@ -152,7 +176,7 @@ def file_page(slots, cache, slot, i, parent):
     """
     page, size = i64(cache.table[slot, i]), i64(cache.page_size)
     if i >= slots.hashed[slot]:
-        cache.chain[slot, i] = page_hash(slots.token, slot, i * size, size)
+        cache.chain[slot, i] = page_hash(slots.token, slot, i * size, size, 0, 1)
         link_chain(slots, cache, slot, i + 1)
     other = find(slots, cache, slot, i, parent)
     if other != NONE:

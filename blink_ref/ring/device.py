@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 from ..simt import device
 from ..simt.vocabulary import (
     SYSTEM,
-    divide,
     i64,
     load_acquire,
     load_relaxed,
@@ -50,6 +49,8 @@ class Window(NamedTuple):
     reserved: Any
     """int64 [workers], in the GPU's own memory: records kept for what a paused step will send"""
     workers: int
+    share_bits: int
+    """log2 of the slots that a worker owns"""
     outbox_bits: int
     """log2 of the records in one worker's ring"""
     arena_size: int
@@ -59,7 +60,7 @@ class Window(NamedTuple):
 @device
 def worker_of(window, slot):
     """The NIC worker that owns a slot."""
-    return divide(i64(slot) * i64(window.workers), i64(window.doorbell.shape[0]))[0]
+    return i64(slot) >> i64(window.share_bits)
 
 
 @device

@@ -31,13 +31,13 @@ from ..simt.vocabulary import (
     barrier,
     block_threads,
     clock_ns,
-    divide,
     f32,
     i32,
     i64,
     lane_id,
     load_acquire,
     load_relaxed,
+    load_relaxed_four,
     thread_id,
     u32,
     warp_id,
@@ -59,9 +59,6 @@ from .state import (
     WAITING,
 )
 from .trace import event
-
-AT_ONCE = 8
-"""Slots that a lane glances at before it sees to any: loads across PCIe take a microsecond, but overlap."""
 
 LATER, SOONER = 256, 1 << 14
 MOST_PRIORITY = 1 << 20
@@ -107,6 +104,8 @@ def look_around(window, slots, queue, sampling, cache, context, vocab, turns):
     if has_job(2):
         urgent = urgent_rung(window)
     scan(window, slots, queue)
+    if is_anybody_live(queue):
+        scan_live(window, slots, queue)
     if has_job(0):
         queue.count[STOPPING] = i64(stop != 0)
     if has_job(1):
@@ -140,72 +139,90 @@ def look_around(window, slots, queue, sampling, cache, context, vocab, turns):
 @device
 def nothing_to_do(queue):
     """Whether nobody has rung, waits, runs or is to end."""
-    somebody = queue.count[RUNG] > 0 or queue.count[WAITING] > 0 or queue.count[RUNNING] > 0
+    somebody = queue.count[RUNG] > 0 or is_anybody_live(queue)
     return not somebody and queue.count[ENDING] == 0 and queue.count[PAUSED] == 0
 
 
 @device
+def is_anybody_live(queue):
+    """Whether a request waits or runs."""
+    return queue.count[WAITING] > 0 or queue.count[RUNNING] > 0
+
+
+@device
 def has_job(n):
-    """Whether the n-th of some jobs, which are dealt out to one lane of each warp, is the calling lane's."""
-    return lane_id() == 0 and warp_id() == divide(i64(n), i64(warps()))[1]
+    """Whether the n-th of some jobs is this lane's; one lane of each warp has one, and the last warp the rest."""
+    return lane_id() == 0 and warp_id() == min(n, warps() - 1)
 
 
 @device
 def scan(window, slots, queue):
-    """List the slots that have rung, and mark requests that were cancelled or are out of time. All lanes."""
-    n, step, now = i64(window.doorbell.shape[0]), i64(block_threads()), i64(clock_ns())
-    slot = i64(thread_id())
-    while slot < n:
-        seen_0 = glance(window, slots, slot)
-        seen_1 = glance(window, slots, slot + step)
-        seen_2 = glance(window, slots, slot + 2 * step)
-        seen_3 = glance(window, slots, slot + 3 * step)
-        seen_4 = glance(window, slots, slot + 4 * step)
-        seen_5 = glance(window, slots, slot + 5 * step)
-        seen_6 = glance(window, slots, slot + 6 * step)
-        seen_7 = glance(window, slots, slot + 7 * step)
-        see_to(window, slots, queue, slot, seen_0, now)
-        see_to(window, slots, queue, slot + step, seen_1, now)
-        see_to(window, slots, queue, slot + 2 * step, seen_2, now)
-        see_to(window, slots, queue, slot + 3 * step, seen_3, now)
-        see_to(window, slots, queue, slot + 4 * step, seen_4, now)
-        see_to(window, slots, queue, slot + 5 * step, seen_5, now)
-        see_to(window, slots, queue, slot + 6 * step, seen_6, now)
-        see_to(window, slots, queue, slot + 7 * step, seen_7, now)
-        slot += AT_ONCE * step
+    """List the slots that have rung. All lanes: eight doorbells each at once, of up to 4,096 with 512 lanes."""
+    n, step = i32(window.doorbell.shape[0]), i32(4 * block_threads())
+    slot = i32(4 * thread_id())
+    while slot + 3 < n:
+        other = min(i32(slot + step), i32(n - 4))
+        here, there = (
+            load_relaxed_four(window.doorbell, slot, SYSTEM),
+            load_relaxed_four(window.doorbell, other, SYSTEM),
+        )
+        list_rung(slots, queue, slot, which_differ(here, load_relaxed_four(slots.taken, slot, BLOCK)))
+        if other == slot + step:
+            list_rung(slots, queue, other, which_differ(there, load_relaxed_four(slots.taken, other, BLOCK)))
+        slot = i32(slot + 2 * step)
+    while slot < n:  # where there are less than four slots, which lane 0 sees to
+        list_rung(slots, queue, slot, i32(load_relaxed(window.doorbell, slot, SYSTEM) != slots.taken[slot]))
+        slot = i32(slot + 1)
 
 
 @device
-def glance(window, slots, slot):
-    """A slot's doorbell, generation last taken, and state; of the last slot, if there is none of this number."""
-    slot = min(slot, i64(window.doorbell.shape[0]) - 1)
-    return load_relaxed(window.doorbell, slot, SYSTEM), slots.taken[slot], slots.state[slot]
+def which_differ(four, others):
+    """Bits: which of four words differ from four others."""
+    low = i32(four[0] != others[0]) + 2 * i32(four[1] != others[1])
+    return i32(low + 4 * i32(four[2] != others[2]) + 8 * i32(four[3] != others[3]))
 
 
 @device
-def see_to(window, slots, queue, slot, seen, now):
-    """One lane: list a free slot whose doorbell differs from the generation last taken; see to a live one.
+def list_rung(slots, queue, slot, bits):
+    """One lane: list those of the slots from `slot` on whose bit is set, and which are free.
 
     A slot whose request has not ended is not taken again: its NIC breaks the protocol if it rings. Nor one
     that other blocks still compute a row for, which will be dropped: a step later.
     """
-    rung, taken, state = seen
-    if slot >= window.doorbell.shape[0]:
-        return
-    if state == FREE:
-        if rung != taken and slots.flight[slot] != IN_RUNNING:
+    while bits > 0:
+        if bits & 1 and slots.state[slot] == FREE and slots.flight[slot] != IN_RUNNING:
             queue.rung[atomic_add(queue.count, RUNG, i64(1), BLOCK)] = i32(slot)
-    elif slots.ending[slot] == 0:
-        if cancelled(window, slots, slot):
-            mark_ending(slots, queue, slot, CANCEL)
-        elif slots.deadline[slot] > 0 and slots.deadline[slot] <= now:
-            mark_ending(slots, queue, slot, TIME)
+        bits = i32(bits >> 1)
+        slot = i32(slot + 1)
 
 
 @device
-def cancelled(window, slots, slot):
-    """Whether a slot's request is no longer wanted. One lane."""
-    return load_relaxed(window.cancel, slot, SYSTEM) == slots.taken[slot]
+def scan_live(window, slots, queue):
+    """Mark the requests that were cancelled or are out of time. All lanes."""
+    n, step, now = i64(slots.state.shape[0]), 4 * i64(block_threads()), i64(clock_ns())
+    slot = 4 * i64(thread_id())
+    while slot + 3 < n:
+        state = load_relaxed_four(slots.state, slot, BLOCK)
+        if state[0] != FREE or state[1] != FREE or state[2] != FREE or state[3] != FREE:
+            cancel = load_relaxed_four(window.cancel, slot, SYSTEM)
+            see_to(slots, queue, slot, cancel[0], now)
+            see_to(slots, queue, slot + 1, cancel[1], now)
+            see_to(slots, queue, slot + 2, cancel[2], now)
+            see_to(slots, queue, slot + 3, cancel[3], now)
+        slot += step
+    while slot < n:
+        see_to(slots, queue, slot, load_relaxed(window.cancel, slot, SYSTEM), now)
+        slot += 1
+
+
+@device
+def see_to(slots, queue, slot, cancel, now):
+    """One lane: a slot's request, if there is one, ends when it is no longer wanted, or its time is over."""
+    if slots.state[slot] != FREE and slots.ending[slot] == 0:
+        if cancel == slots.taken[slot]:
+            mark_ending(slots, queue, slot, CANCEL)
+        elif slots.deadline[slot] > 0 and slots.deadline[slot] <= now:
+            mark_ending(slots, queue, slot, TIME)
 
 
 @device

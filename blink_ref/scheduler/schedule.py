@@ -52,6 +52,9 @@ from .state import (
 )
 from .trace import heed_tracer, publish_events
 
+MOST_TURNS = (1 << 30) - 1
+"""Turns are counted up to it, and then from 0 again."""
+
 
 @device
 def schedule(window, slots, queue, plans, sampling, cache, model, act, context, patience, beside, wanted):
@@ -123,7 +126,7 @@ def plan_next(window, slots, queue, plans, landed, draft, sampling, cache, model
         if beside == 0 and queue.count[PAUSED] == 0:
             forget_reserved(window)
         tell(window, sampling, act, plan_of(plans, landed))
-    turns = i64(0)
+    turns = i32(0)
     while True:
         if look_around(window, slots, queue, sampling, cache, context, model.vocab, turns):
             if thread_id() == 0:
@@ -143,7 +146,7 @@ def plan_next(window, slots, queue, plans, landed, draft, sampling, cache, model
         if beside == 1 or queue.count[OUTCOME] >= 0:
             break
         relax(turns)
-        turns += 1
+        turns = i32((turns + 1) & MOST_TURNS)
         stamp(plan_of(plans, draft), LOOKED, thread_id() == 0)
 
 

@@ -136,6 +136,19 @@ _define_load(words.load_relaxed, "monotonic")
 _define_load(words.load_acquire, "acquire")
 
 
+@_define(words.load_relaxed_four)
+def _(typing_context, a, i, scope=None):
+    returns = types.UniTuple(a.dtype, 4)
+
+    def codegen(context, builder, signature, args):
+        first = _pointer(context, builder, signature, args)
+        places = [builder.gep(first, [ir.Constant(I64, n)]) for n in range(4)]
+        loaded = [builder.load_atomic(place, "monotonic", a.dtype.bitwidth // 8) for place in places]
+        return context.make_tuple(builder, returns, loaded)
+
+    return returns(a, i, scope or DEFAULT), codegen
+
+
 def _define_store(word: Any, ordering: str) -> None:
     @_define(word)
     def _(typing_context, a, i, value, scope=None):

@@ -187,6 +187,22 @@ _define_load(words.load_relaxed, "relaxed")
 _define_load(words.load_acquire, "acquire")
 
 
+@define(words.load_relaxed_four)
+def _(typing_context, a, i, scope=None):
+    level = _scope(scope)
+    if level is None or a.dtype.bitwidth != 32:
+        return None
+    returns = types.UniTuple(a.dtype, 4)
+
+    def codegen(context, builder, signature, args):
+        pointer = access(context, builder, signature, args)
+        four = ir.LiteralStructType([I32] * 4)
+        loaded = asm(builder, four, ptx.load_four(level), "=r,=r,=r,=r,l", [pointer])
+        return context.make_tuple(builder, returns, [builder.extract_value(loaded, n) for n in range(4)])
+
+    return returns(a, i, scope or DEFAULT), codegen
+
+
 def _define_store(word: Any, order: str) -> None:
     @define(word)
     def _(typing_context, a, i, value, scope=None):

@@ -73,6 +73,11 @@ def load(order: str, scope: int, bits: int) -> str:
     return f"ld.{order}.{SCOPES[scope]}.global.u{bits} $0, [$1];"
 
 
+def load_four(scope: int) -> str:
+    """Four neighbouring 32-bit words by one relaxed load: each whole, all in no order."""
+    return f"ld.relaxed.{SCOPES[scope]}.global.v4.u32 {{$0, $1, $2, $3}}, [$4];"
+
+
 def store(order: str, scope: int, bits: int) -> str:
     """An ordered store. `order` is relaxed, or release: visible after all that this thread wrote or saw before."""
     return f"st.{order}.{SCOPES[scope]}.global.u{bits} [$0], $1;"

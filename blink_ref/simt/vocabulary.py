@@ -140,6 +140,14 @@ def load_relaxed(a, i, scope=GPU):
     return a[i]
 
 
+def load_relaxed_four(a, i, scope=GPU):
+    """``a[i:i+4]`` of 32-bit elements as a tuple, each as by :func:`load_relaxed`; one load on CUDA.
+
+    `a` is 16-byte aligned, and i a multiple of 4.
+    """
+    return a[i], a[i + 1], a[i + 2], a[i + 3]
+
+
 def load_acquire(a, i, scope=GPU):
     """``a[i]``; what its writer wrote before releasing it is visible after."""
     return a[i]

@@ -30,6 +30,7 @@ ORDERS = {
     order.word: order
     for order in (
         Order("load_relaxed"),
+        Order("load_relaxed_four"),
         Order("load_acquire", acquires=True),
         Order("store_relaxed"),
         Order("store_release", releases=True),
