@@ -176,6 +176,11 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="block 0 only schedules, while the others compute (default: on a GPU with many SMs)",
     )
+    parser.add_argument(
+        "--batch-invariant",
+        action="store_true",
+        help="a request's tokens never depend on what is computed beside it; slower on a GPU: no tensor cores",
+    )
 
 
 def _add_model(commands: Any) -> None:

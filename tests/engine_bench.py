@@ -91,8 +91,12 @@ def load(name: str) -> tuple[ModelConfig, Weights]:
 
 
 def chosen(config: ModelConfig, target: str = "cpu", **changes) -> Settings:
-    """Settings for a model, with a window small enough to be made for every example of a test."""
-    made = settings.choose(config, target, changes.pop("blocks", 2), cache_bytes=1 << 26)
+    """Settings for a model, with a window small enough to be made for every example of a test.
+
+    Tokens do not depend on the batch, unless `tiles` are asked for.
+    """
+    sizes = {"cache_bytes": 1 << 26, "batch_invariant": True}
+    made = settings.choose(config, target, changes.pop("blocks", 2), **sizes)
     reserved = changes.get("running", made.running) // 8
     return replace(made, **{"slots": 16, "reserved": reserved, **changes})
 

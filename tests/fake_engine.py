@@ -181,6 +181,7 @@ def main() -> int:
     parser.add_argument("--sms", type=int, required=True)
     parser.add_argument("--debug", action="store_true")
     parser.add_argument("--scheduler-block", action=argparse.BooleanOptionalAction)
+    parser.add_argument("--batch-invariant", action="store_true")
     args = parser.parse_args()
     script = Script(**json.loads(os.environ.get("FAKE_ENGINE", "{}")))
     stop = threading.Event()

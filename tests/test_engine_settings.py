@@ -4,6 +4,7 @@ import pytest
 
 from blink_ref.engine import settings
 from blink_ref.errors import BlinkError
+from blink_ref.kernels import tiles
 from blink_ref.model.config import ModelConfig
 from blink_ref.model.store import resolve
 
@@ -34,6 +35,16 @@ def test_a_gpu_with_many_sms_spares_one_for_the_scheduler(config, monkeypatch, s
     assert settings.choose(config, "cuda", sms).scheduler_block == own
     assert not settings.choose(config, "cuda", sms, scheduler_block=False).scheduler_block
     assert not settings.choose(config, "cpu").scheduler_block
+
+
+def test_on_a_gpu_steps_of_many_rows_are_computed_in_tiles_unless_tokens_must_not_depend_on_the_batch(
+    config, monkeypatch
+):
+    on_cuda = pytest.importorskip("blink_ref.simt.on_cuda", reason="numba-cuda: pip install 'blink-ref[cuda13]'")
+    monkeypatch.setattr(on_cuda, "limits", lambda: on_cuda.Limits("a GPU", 132, 232_448, 80 << 30))
+    assert settings.choose(config, "cuda").tiles == tiles.FEW
+    assert settings.choose(config, "cuda", batch_invariant=True).tiles == 0
+    assert settings.choose(config, "cpu").tiles == settings.choose(config, "python").tiles == 0
 
 
 def test_the_cache_holds_one_request_of_full_length_however_little_memory_is_allowed(config):

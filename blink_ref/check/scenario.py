@@ -13,7 +13,7 @@ import numpy as np
 from ..engine import memory
 from ..engine.persistent import serve
 from ..engine.settings import Settings
-from ..kernels import attention, staging
+from ..kernels import attention, staging, tiles
 from ..model.config import ModelConfig
 from ..model.weights import Weights
 from ..ring.layout import BEAT_EVENTS, BEAT_STATE, END, STOPPED, TOKEN, URGENT, unpack_record
@@ -40,6 +40,9 @@ MODEL = ModelConfig(
 )
 
 LANES, WARPS, PAGE_SIZE = 6, 2, 4
+
+IN_TILES = 2
+"""Rows above which a step is computed in tiles, with half of the seeds."""
 
 STAGED = 2
 """Rows that the arena holds at once, of the 5 in a step."""
@@ -185,14 +188,19 @@ class Nic:
 def run(seed: int) -> list[Count]:
     """The engine from its launch to its end, in the interleaving of a seed; raises the first finding.
 
-    Where the seed is odd, the scheduler has a block of its own.
+    Where the seed is odd, the scheduler has a block of its own; where half of it is odd, steps of more than
+    IN_TILES rows are computed in tiles.
     """
-    settings = replace(SETTINGS, blocks=SETTINGS.blocks + seed % 2, scheduler_block=seed % 2 == 1)
+    own, in_tiles = seed % 2, IN_TILES if seed // 2 % 2 else 0
+    settings = replace(SETTINGS, blocks=SETTINGS.blocks + own, scheduler_block=own == 1)
+    if in_tiles:  # a block that computes alone has more than one tile
+        settings = replace(settings, blocks=SETTINGS.blocks, shared=tiles.ARENA)
     layout = replace(memory.window_layout(MODEL, settings), outbox=OUTBOX, events=1 << 11)
     nic_half, gpu_half = np.zeros((), layout.nic_half), np.zeros((), layout.gpu_half)
     window = memory.device_window(nic_half, gpu_half, layout)
     args = memory.arguments(MODEL, Weights.random(MODEL, seed=1, scale=0.3), settings, window)
-    *_, cache, _, act, _ = args
+    *most, cache, model, act, context = args
+    args = *most, cache, model._replace(tiles=in_tiles), act, context
     return check(
         serve,
         settings.blocks,

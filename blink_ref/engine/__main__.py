@@ -24,9 +24,8 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the parent, which then closes our input
     parent = _Parent()
     try:
-        engine = Engine.load(
-            Path(options.model), choose_target(options.target), options.sms, options.scheduler_block
-        )
+        chosen = choose_target(options.target), options.sms, options.scheduler_block, options.batch_invariant
+        engine = Engine.load(Path(options.model), *chosen)
     except (BlinkError, MemoryError) as error:
         return _fail(error, options.debug)
     parent.engine = engine
@@ -90,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--target", default="auto", help="auto, cuda, cpu or python")
     parser.add_argument("--sms", type=int, default=0, help="blocks; 0 = all SMs or cores")
     parser.add_argument("--scheduler-block", action=argparse.BooleanOptionalAction, help="block 0 only schedules")
+    parser.add_argument("--batch-invariant", action="store_true", help="no tensor cores")
     parser.add_argument("--debug", action="store_true", help="tracebacks")
     return parser
 

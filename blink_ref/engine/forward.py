@@ -1,5 +1,6 @@
 """One step through the model: the phases of a plan, and what orders them."""
 
+from ..kernels import tiles
 from ..kernels.attention import attend, project
 from ..kernels.embedding import embedding
 from ..kernels.filters import draw_filtered
@@ -32,16 +33,39 @@ def forward(block, window, slots, queue, plans, now, sampling, cache, model, act
     All blocks of a grid or a team, after a grid barrier of all; the caller ends it with another.
     """
     plan = plan_of(plans, now)
-    rows, layer, interrupted = i64(plan.count[ROWS]), i64(plan.count[FIRST_LAYER]), False
-    weights, matrix = model.weights, model.matrix
-    timed = timed_layer(block, plan)
+    rows, first_layer = i64(plan.count[ROWS]), i64(plan.count[FIRST_LAYER])
     forget_draws(block, plan, i64(plan.count[SAMPLES]))
-    if layer == 0:
+    if first_layer == 0:
         embedding(block, plan, plan_of(plans, queue.count[SPARE]), rows, model, act.x)
     else:
         copy_stream(block, act.aside, act.x, rows * i64(model.hidden))
     grid_barrier(block)
-    stamp(plan, EMBEDDED, timed >= 0 and layer == 0)
+    stamp(plan, EMBEDDED, timed_layer(block, plan) >= 0 and first_layer == 0)
+    in_tiles = tiles.wanted(model, rows)
+    if in_tiles:
+        layers_in_tiles(block, window, plans, now, sampling, cache, model, act)
+    else:
+        layers(block, window, plans, now, cache, model, act)
+    plan = plan_of(plans, now)
+    if plan.count[INTERRUPTED] > 0:
+        copy_stream(block, act.x, act.aside, i64(plan.count[ROWS]) * i64(model.hidden))
+    else:
+        samples = i64(plan.count[SAMPLES])
+        stamp(plan, LAYERS, timed_layer(block, plan) >= 0)
+        if not (in_tiles and tiles.wanted(model, samples)):
+            logits_and_draw(block, plan, samples, sampling, model, act.x, act.logits)
+        if plan.count[FILTERED] > 0:
+            grid_barrier(block)
+            draw_filtered(block, plan, samples, slots, sampling, model, act)
+
+
+@device
+def layers(block, window, plans, now, cache, model, act):
+    """The plan's layers from FIRST_LAYER on, until it is interrupted: for a few rows, at the memory's speed."""
+    plan = plan_of(plans, now)
+    rows, layer, interrupted = i64(plan.count[ROWS]), i64(plan.count[FIRST_LAYER]), False
+    weights, matrix = model.weights, model.matrix
+    timed = timed_layer(block, plan)
     while layer < model.layers and not interrupted:
         plan = plan_of(plans, now)
         stamp(plan, LAYER, layer == timed)
@@ -71,13 +95,55 @@ def forward(block, window, slots, queue, plans, now, sampling, cache, model, act
         grid_barrier(block)
         stamp(plan, LOWERED, layer == timed + 1)
         interrupted = plan.count[INTERRUPTED] == layer
+
+
+@device
+def layers_in_tiles(block, window, plans, now, sampling, cache, model, act):
+    """As :func:`layers`, for many rows; and then, if there are many samples, the logits and the draw."""
     plan = plan_of(plans, now)
-    if interrupted:
-        copy_stream(block, act.x, act.aside, rows * i64(model.hidden))
-    else:
-        stamp(plan, LAYERS, timed >= 0)
-        samples = i64(plan.count[SAMPLES])
-        logits_and_draw(block, plan, samples, sampling, model, act.x, act.logits)
-        if plan.count[FILTERED] > 0:
+    kind, layer = i64(tiles.PROJECT), i64(plan.count[FIRST_LAYER])
+    while kind <= tiles.LOGITS:
+        plan = plan_of(plans, now)
+        rows, timed = i64(plan.count[ROWS]), timed_layer(block, plan)
+        stamp(plan, LAYER, layer == timed and kind == tiles.PROJECT)
+        if kind == tiles.LOGITS:
+            rows = i64(plan.count[SAMPLES])
+        if kind == tiles.ATTENDED:
+            attend(block, plan, rows, layer, model, cache, act.q, act.attended)
             grid_barrier(block)
-            draw_filtered(block, plan, samples, slots, sampling, model, act)
+            stamp(plan, ATTENDED, layer == timed)
+        elif kind != tiles.LOWERED:
+            tiles.normalise(block, plan, rows, kind, layer, act.x, model, act.normed)
+            grid_barrier(block)
+        tiles.product(block, plan, rows, kind, layer, model, sampling, cache, act)
+        plan = plan_of(plans, now)
+        timed = timed_layer(block, plan)
+        if kind == tiles.LOWERED and timed >= 0:
+            watch(window, plan, layer + 1, i64(model.layers))
+        if kind < tiles.LOGITS:
+            grid_barrier(block)
+            stamp(plan, stamp_after(kind), layer == timed)
+        kind += 1
+        if kind == tiles.LOGITS:
+            layer += 1
+            kind = i64(next_kind(plan, layer, model))
+
+
+@device
+def stamp_after(kind):
+    """The place of the stamp that ends a product of a layer."""
+    if kind == tiles.PROJECT:
+        return PROJECTED
+    if kind == tiles.ATTENDED:
+        return OUTPUT
+    return GATED if kind == tiles.GATED else LOWERED
+
+
+@device
+def next_kind(plan, layer, model):
+    """What follows before `layer`: its first product, the logits, or nothing more."""
+    if plan.count[INTERRUPTED] == layer:
+        return tiles.LOGITS + 1
+    if layer < model.layers:
+        return tiles.PROJECT
+    return tiles.LOGITS if tiles.wanted(model, plan.count[SAMPLES]) else tiles.LOGITS + 1

@@ -23,11 +23,23 @@ class Engine:
         self._running: Running | None = None
 
     @classmethod
-    def load(cls, path: Path, target: str, sms: int = 0, scheduler_block: bool | None = None) -> "Engine":
-        """Load the model in folder `path` for a target that this machine has; creates the window."""
+    def load(
+        cls,
+        path: Path,
+        target: str,
+        sms: int = 0,
+        scheduler_block: bool | None = None,
+        batch_invariant: bool = False,
+    ) -> "Engine":
+        """Load the model in folder `path` for a target that this machine has; creates the window.
+
+        The rest as in :func:`.settings.choose`.
+        """
         config = ModelConfig.load(path)
         weights = Weights.load(path, config)
-        chosen = settings.choose(config, target, sms, scheduler_block=scheduler_block)
+        chosen = settings.choose(
+            config, target, sms, scheduler_block=scheduler_block, batch_invariant=batch_invariant
+        )
         return cls(config, weights, chosen, Window.create(memory.window_layout(config, chosen)))
 
     def start(self, max_steps: int = 0, patience: int = 0) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from ..kernels import tiles
 from ..kernels.tensors import Activations, Model
 from ..kvcache import pages
 from ..model.config import ModelConfig, rope_table
@@ -41,8 +42,8 @@ def device_window(nic: Any, gpu: Any, layout: Layout) -> Window:
     )
 
 
-def device_model(config: ModelConfig, weights: Weights, context: int) -> Model:
-    """The model as the kernels see it; the weights are not copied."""
+def device_model(config: ModelConfig, weights: Weights, context: int, in_tiles: int = 0) -> Model:
+    """The model as the kernels see it; the weights are not copied. `in_tiles`: see :attr:`Model.tiles`."""
     norm = aligned(weights.norm.size, np.float32)
     norm[:] = weights.norm.reshape(-1)
     return Model(
@@ -61,7 +62,14 @@ def device_model(config: ModelConfig, weights: Weights, context: int) -> Model:
         head_dim=config.head_dim,
         vocab=config.vocab,
         eps=np.float32(config.rms_eps),
+        tiles=in_tiles,
     )
+
+
+def tiles_fit(config: ModelConfig, weights: Weights, settings: Settings) -> bool:
+    """Whether the linear layers of many rows can be computed in tiles."""
+    widths = [config.hidden, config.ffn, config.heads * config.head_dim]
+    return tiles.fits(widths, weights.flat.dtype, settings.shared)
 
 
 def activations(config: ModelConfig, rows: int, samples: int) -> Activations:
@@ -70,6 +78,7 @@ def activations(config: ModelConfig, rows: int, samples: int) -> Activations:
     return Activations(
         x=poisoned(rows * config.hidden),
         aside=poisoned(rows * config.hidden),
+        normed=poisoned(rows * config.hidden),
         q=poisoned(rows * heads),
         attended=poisoned(rows * heads),
         gated=poisoned(rows * config.ffn),
@@ -110,7 +119,7 @@ def arguments(config: ModelConfig, weights: Weights, settings: Settings, window:
             s.page_size,
             s.sharing,
         ),
-        device_model(config, weights, s.context),
+        device_model(config, weights, s.context, s.tiles if tiles_fit(config, weights, s) else 0),
         activations(config, s.rows, s.running),
         s.context,
     )

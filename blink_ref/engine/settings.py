@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 
 from ..errors import BlinkError
-from ..kernels import attention, staging
+from ..kernels import attention, staging, tiles
 from ..kvcache.pages import pages_spec
 from ..model.config import ModelConfig
 from ..simt.capability import STATIC_SHARED
@@ -50,6 +50,9 @@ class Settings:
     """whether those interrupt a step between two layers, or wait for its end"""
     scheduler_block: bool = False
     """whether block 0 only schedules, while the others compute; there are two blocks then at least"""
+    tiles: int = 0
+    """the linear layers of steps of more rows are computed in tiles, if model and GPU allow it: much faster, but a
+    request's tokens may then depend on what is computed beside it; 0 = of no step"""
     sharing: bool = True
     """whether requests that begin alike share pages"""
 
@@ -61,13 +64,20 @@ class Settings:
 
 
 def choose(
-    config: ModelConfig, target: str, sms: int = 0, cache_bytes: int = 0, scheduler_block: bool | None = None
+    config: ModelConfig,
+    target: str,
+    sms: int = 0,
+    cache_bytes: int = 0,
+    scheduler_block: bool | None = None,
+    batch_invariant: bool = False,
 ) -> Settings:
     """Settings for a model on a target of this machine.
 
     `sms` is the number of blocks (0 = all SMs, or all cores); `cache_bytes` bounds the KV cache
     (0 = 1 GiB on the CPU, a third of the free memory on a GPU). With `scheduler_block` one of the blocks only
-    schedules; None = on a GPU, if there are MANY. Raises BlinkError where the model cannot fit.
+    schedules; None = on a GPU, if there are MANY. `batch_invariant`: a request's tokens never depend on what is
+    computed beside it, which on a GPU makes steps of many rows slower (see docs/performance.md). Raises BlinkError
+    where the model cannot fit.
     """
     if sms < 0:
         raise BlinkError(f"--sms is {sms}; give the number of blocks, or 0 for all")
@@ -77,7 +87,8 @@ def choose(
         from ..simt import on_cuda
 
         machine = on_cuda.limits()
-        blocks, lanes, rows, running = sms or machine.sms, CUDA_LANES, 64, 64
+        blocks, lanes, running = sms or machine.sms, CUDA_LANES, 64
+        rows = 64 if batch_invariant else 256
         shared = (machine.shared_bytes - STATIC_SHARED) // 4
         cache_bytes = cache_bytes or machine.free_bytes // 3
         if blocks > machine.sms:
@@ -114,4 +125,5 @@ def choose(
     sizes = rows, running, slots, context, page_size, pages, running // 8
     if scheduler_block is None:
         scheduler_block = target == "cuda" and blocks >= MANY
-    return Settings(target, blocks, lanes, shared, *sizes, scheduler_block=scheduler_block)
+    few = tiles.FEW if target == "cuda" and not batch_invariant else 0
+    return Settings(target, blocks, lanes, shared, *sizes, scheduler_block=scheduler_block, tiles=few)

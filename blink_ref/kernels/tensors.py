@@ -35,6 +35,8 @@ class Model(NamedTuple):
     vocab: int
     eps: Any
     """float32: added to the mean square in RMSNorm"""
+    tiles: int
+    """the linear layers of steps of more rows are computed in tiles (see tiles.py); 0 = of none"""
 
 
 class Sampling(NamedTuple):
@@ -83,6 +85,8 @@ class Activations(NamedTuple):
     """[T, D]: the residual stream"""
     aside: Any
     """[T, D]: that of the step that was put aside for an urgent one"""
+    normed: Any
+    """[T, D]: rows that are normalised, where the linear layers are computed in tiles"""
     q: Any
     """[T, H * d]: rotated queries"""
     attended: Any

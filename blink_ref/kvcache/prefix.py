@@ -20,6 +20,7 @@ from ..simt.vocabulary import (
     i64,
     lane_id,
     lane_sum,
+    opaque,
     thread_id,
     u64,
     warp_id,
@@ -174,7 +175,7 @@ def file_page(slots, cache, slot, i, parent):
 
     `parent` is 1 + the filed page before it, 0 for the first. Returns the page that is filed.
     """
-    page, size = i64(cache.table[slot, i]), i64(cache.page_size)
+    page, size = i64(cache.table[slot, i]), opaque(i64(cache.page_size))
     if i >= slots.hashed[slot]:
         cache.chain[slot, i] = page_hash(slots.token, slot, i * size, size, 0, 1)
         link_chain(slots, cache, slot, i + 1)

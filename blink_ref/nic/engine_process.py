@@ -55,18 +55,26 @@ class Engine(NamedTuple):
 
 @contextmanager
 def engine_process(
-    model: Path, target: str, sms: int = 0, debug: bool = False, scheduler_block: bool | None = None
+    model: Path,
+    target: str,
+    sms: int = 0,
+    debug: bool = False,
+    scheduler_block: bool | None = None,
+    batch_invariant: bool = False,
 ) -> Iterator[Engine]:
     """A child process that serves the model in the directory ``model``; left, it is gone.
 
     ``target`` is one of ``auto``, ``cuda``, ``cpu``, ``python``; ``sms`` the number of blocks, 0 = the
     engine's choice; with ``debug`` the engine shows its tracebacks; with ``scheduler_block`` block 0 only
-    schedules (None = the engine's choice). Waits until the engine serves, with a note on the terminal if that
-    takes long.
+    schedules (None = the engine's choice); with ``batch_invariant`` a request's tokens never depend on what is
+    computed beside it. Waits until the engine serves, with a note on the terminal if that takes long.
 
     Raises BlinkError: the engine cannot be started, or does not come to serve.
     """
-    process = _spawn(model, target, sms, debug, scheduler_block)
+    options = ["--debug"] * debug + ["--batch-invariant"] * batch_invariant
+    if scheduler_block is not None:
+        options.append("--scheduler-block" if scheduler_block else "--no-scheduler-block")
+    process = _spawn(["--model", str(model), "--target", target, "--sms", str(sms), *options])
     window = None
     try:
         ready = _parse(_first_line(process))
@@ -76,12 +84,9 @@ def engine_process(
         _end(process, window)
 
 
-def _spawn(model: Path, target: str, sms: int, debug: bool, scheduler_block: bool | None) -> subprocess.Popen:
+def _spawn(options: list[str]) -> subprocess.Popen:
     command = shlex.split(os.environ.get(ENGINE, "")) or [sys.executable, "-m", "blink_ref.engine"]
-    command += ["--model", str(model), "--target", target, "--sms", str(sms)]
-    command += ["--debug"] * debug
-    if scheduler_block is not None:
-        command.append("--scheduler-block" if scheduler_block else "--no-scheduler-block")
+    command += options
     try:
         # A session of its own: ctrl-C on the terminal reaches only this process, which then ends the
         # engine in order.

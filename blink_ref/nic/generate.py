@@ -56,7 +56,9 @@ def run(args: argparse.Namespace) -> int:
         prompt = tokenizer.encode(text, allow_special=True)
     # Once more when it is submitted, but an engine takes a while to start.
     request_parameters(args, config.context - len(prompt)).check(prompt, config.context, config.vocab)
-    with engine_process(path, args.target, args.sms, args.debug, args.scheduler_block) as engine:
+    with engine_process(
+        path, args.target, args.sms, args.debug, args.scheduler_block, args.batch_invariant
+    ) as engine:
         with _output(args, engine, config.name) as show:
             answer = _generate(Nic(engine.window), tokenizer, prompt, args, show)
         steps = int(engine.window.gpu["heartbeat"][BEAT_STEPS])

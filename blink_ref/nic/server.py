@@ -32,7 +32,9 @@ def run(args: argparse.Namespace) -> int:
     # The port first: an engine takes a while to start.
     with (
         _listen(args.host, args.port) as listener,
-        engine_process(path, args.target, args.sms, args.debug, args.scheduler_block) as engine,
+        engine_process(
+            path, args.target, args.sms, args.debug, args.scheduler_block, args.batch_invariant
+        ) as engine,
     ):
         _announce(args.json, config.name, listener, engine)
         asyncio.run(_serve(listener, engine, tokenizer, config.name))

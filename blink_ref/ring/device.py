@@ -8,6 +8,7 @@ from ..simt.vocabulary import (
     i64,
     load_acquire,
     load_relaxed,
+    opaque,
     store_relaxed,
     store_release,
     u32,
@@ -64,6 +65,12 @@ def worker_of(window, slot):
 
 
 @device
+def workers_of(window):
+    """How many workers the NIC has; not known at the kernel's start, where loops over them would be prepared."""
+    return opaque(i64(window.workers))
+
+
+@device
 def outbox_room(window, worker, wanted):
     """Records that fit into a worker's outbox, beside those reserved. One lane.
 
@@ -93,7 +100,7 @@ def look_what_is_read(window, worker):
 def urgent_rung(window):
     """Urgent requests that the workers have rung so far, modulo 2**32: a hint, that orders nothing. One lane."""
     rung = u32(0)
-    for worker in range(window.workers):
+    for worker in range(workers_of(window)):
         rung = u32(rung + load_relaxed(window.urgent, worker * WORDS_IN_LINE, SYSTEM))
     return rung
 

@@ -7,7 +7,7 @@ Decoding is the case of one row; a preempted request wants all of them again. A 
 known draws a sample.
 """
 
-from ..ring.device import worker_of
+from ..ring.device import worker_of, workers_of
 from ..ring.layout import PAUSED as SHOWN_AS_PAUSED
 from ..simt import device
 from ..simt.vocabulary import barrier, block_threads, i32, i64, thread_id, u32
@@ -106,7 +106,7 @@ def deal_rows(window, slots, queue, plans, draft, sampling, cache, urgent_only):
     for n in range(queue.count[RUNNING]):
         slot = i64(queue.running[n])
         left -= i64(wanted_rows(slots, slot, urgent_only) == 1)
-    for worker in range(window.workers):
+    for worker in range(workers_of(window)):
         window.dealt[worker] = 0
     queue.count[DEALING] = 0
     while queue.count[DEALING] < queue.count[RUNNING]:

@@ -8,7 +8,7 @@ the pages of all others, and the pool holds any single request, so there is alwa
 
 from ..kvcache.pages import FREE, free_page, hold, leave_stack, let_go, pages_for, spare_pages
 from ..kvcache.prefix import evict_oldest
-from ..ring.device import outbox_room, worker_of
+from ..ring.device import outbox_room, worker_of, workers_of
 from ..ring.layout import (
     CACHED,
     EVENT_EVICT,
@@ -128,14 +128,14 @@ def find_victim(window, slots, queue):
 def measure_room(window):
     """See how much the outboxes have room for. One lane, before anybody asks who stalls."""
     half = max(i64(RECORDS_A_SAMPLE), (i64(1) << i64(window.outbox_bits)) >> 1)
-    for worker in range(window.workers):
+    for worker in range(workers_of(window)):
         window.room[worker] = outbox_room(window, worker, half)
 
 
 @device
 def forget_reserved(window):
     """Nothing is in flight any more that will be sent. One lane."""
-    for worker in range(window.workers):
+    for worker in range(workers_of(window)):
         window.reserved[worker] = 0
 
 

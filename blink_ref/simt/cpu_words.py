@@ -28,6 +28,7 @@ from .lowering import (
     is_vector,
     register,
 )
+from .vocabulary import DOTS_PITCH, row_dot
 
 
 def _define(word: Any) -> Any:
@@ -62,6 +63,11 @@ overload(words.lane_broadcast, target="cpu", strict=False)(lambda x, source: lam
 overload(words.opaque, target="cpu", strict=False)(lambda x: lambda x: x)
 
 
+@overload(words.tiles_pay, target="cpu", strict=False)
+def _(w):
+    return (lambda w: True) if w.dtype == types.uint16 else (lambda w: False)
+
+
 @_define(words.exp)
 def _(typing_context, x):
     """Inline, so that loops with it vectorise: 2**n times a polynomial on [-ln 2 / 2, ln 2 / 2].
@@ -94,6 +100,19 @@ def _(typing_context, x):
         return builder.select(builder.fcmp_unordered("uno", x, x), x, p)
 
     return types.float32(types.float32), codegen
+
+
+@overload(words.block_dots, target="cpu", strict=False)
+def _(out, k, w, i, i2, outs, x, j, rows, n):
+    def block_dots(out, k, w, i, i2, outs, x, j, rows, n):
+        for r in range(outs):
+            at = i + r * n
+            if r >= outs >> 1:
+                at = i2 + (r - (outs >> 1)) * n
+            for t in range(rows):
+                out[k + t * DOTS_PITCH + r] = row_dot(w, at, x, j + t * n, n)
+
+    return block_dots
 
 
 @overload(words.block_copy, target="cpu", strict=False)

@@ -1,15 +1,11 @@
-"""Asynchronous copies and mbarriers on CUDA: the hardware's from compute capability 9.0 on, else plain code.
-
-NVVM decides which of the two a kernel has, so that what numba-cuda keeps of compiled callees fits every GPU.
-"""
+"""Asynchronous copies and mbarriers on CUDA: the hardware's from compute capability 9.0 on, else plain code."""
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
 from . import mbarrier, ptx
 from . import vocabulary as words
-from .cuda_words import access, define, define_by, define_text
+from .cuda_words import access, compiles_for, define, define_by, define_text
 from .lowering import I32, I64, VOID, asm, element_pointer, index_argument, is_vector
 from .numba_cuda import cuda
 from .vocabulary import i64, relax, u32
@@ -18,22 +14,8 @@ SHARED, GLOBAL = 3, 1
 """Numbers of address spaces (NVVM IR specification, "Address Spaces")."""
 
 
-def _has_bulk_copies():
-    """Whether this compiles for compute capability 9.0 or newer; a constant. A word of this file only."""
-    raise NotImplementedError("compiled code only")
-
-
-@define(_has_bulk_copies)
-def _(typing_context):
-    def codegen(context, builder, signature, args):
-        text = cgutils.make_bytearray(b"__CUDA_ARCH\0")
-        name = cgutils.global_constant(builder.module, "reflect.arch", text)
-        pointer = ir.IntType(8).as_pointer()
-        reflect = cgutils.get_or_insert_function(builder.module, ir.FunctionType(I32, [pointer]), "__nvvm_reflect")
-        arch = builder.call(reflect, [builder.bitcast(name, pointer)])
-        return builder.icmp_signed(">=", arch, ir.Constant(I32, 900))
-
-    return types.boolean(), codegen
+_has_bulk_copies = compiles_for(900)
+"""Whether this compiles for compute capability 9.0 or newer; a constant."""
 
 
 def _in_space(builder, pointer, space):

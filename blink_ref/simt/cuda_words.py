@@ -5,6 +5,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from . import ptx
 from . import vocabulary as words
@@ -146,6 +147,31 @@ def _(typing_context, x):
 @define_by(words.exp)
 def _(x):
     return lambda x: math.exp(x)
+
+
+def compiles_for(least: int) -> Any:
+    """A word: whether this compiles for compute capability `least` / 100 or newer. A constant, which NVVM knows.
+
+    So what numba-cuda keeps of compiled callees fits every GPU.
+    """
+
+    def word():
+        raise NotImplementedError("compiled code only")
+
+    @define(word)
+    def _(typing_context):
+        def codegen(context, builder, signature, args):
+            text = cgutils.make_bytearray(b"__CUDA_ARCH\0")
+            name = cgutils.global_constant(builder.module, "reflect.arch", text)
+            pointer = ir.IntType(8).as_pointer()
+            kind = ir.FunctionType(I32, [pointer])
+            reflect = cgutils.get_or_insert_function(builder.module, kind, "__nvvm_reflect")
+            arch = builder.call(reflect, [builder.bitcast(name, pointer)])
+            return builder.icmp_signed(">=", arch, ir.Constant(I32, least))
+
+        return types.boolean(), codegen
+
+    return word
 
 
 # --- ordered accesses

@@ -19,6 +19,7 @@ from . import (
     capability,
     cuda_async,  # noqa: F401 - defines words
     cuda_loops,  # noqa: F401 - defines words
+    cuda_tiles,  # noqa: F401 - defines words
 )
 from . import vocabulary as words
 from .cache import Locator, pass_over_what_is_gone
@@ -29,7 +30,14 @@ from .numba_cuda import dispatcher as cuda_dispatcher
 from .vocabulary import GRID_WORDS, Block, i64, u32
 
 WARP_WORDS = {words.warp_width, words.lane_sum, words.lane_max, words.lane_broadcast, words.lane_any}
-WARP_WORDS |= {words.row_dot, words.row_dots, words.row_dots_of_two, words.row_mix, words.warp_barrier}
+WARP_WORDS |= {
+    words.row_dot,
+    words.row_dots,
+    words.row_dots_of_two,
+    words.row_mix,
+    words.warp_barrier,
+    words.block_dots,
+}
 
 SHARED_PER_BLOCK_DEFAULT = 48 * 1024
 """Bytes of dynamic shared memory that a kernel gets without asking."""

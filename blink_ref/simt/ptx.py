@@ -68,6 +68,38 @@ LOAD_SHARED = "ld.acquire.cta.shared.u64 $0, [$1];"
 SWAP_SHARED = "atom.cas.acq_rel.cta.shared.b64 $0, [$1], $2, $3;"
 
 
+# A warp's 16 x 16 bfloat16 fragment $4..$7 times its 16 x 8 one $8, $9, added to 16 x 8 float32 ("mma.m16n8k16").
+MULTIPLY_ADD = (
+    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+    "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
+)
+
+# Four 8 x 8 matrices of 16-bit numbers; lane l says where row l % 8 of matrix l / 8 lies in shared memory.
+LOAD_MATRICES = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];"
+
+# Two float32 as bfloat16, in one word, the first one lower; and in another what is missing of them.
+SPLIT = """{
+.reg .b32 bits;
+.reg .f32 even, odd;
+cvt.rn.bf16x2.f32 $0, $3, $2;
+shl.b32 bits, $0, 16;
+mov.b32 even, bits;
+sub.rn.f32 even, $2, even;
+and.b32 bits, $0, 0xffff0000;
+mov.b32 odd, bits;
+sub.rn.f32 odd, $3, odd;
+cvt.rn.bf16x2.f32 $1, odd, even;
+}"""
+
+# 16 bytes from global [$1] to shared [$0], asynchronously; a group of copies ends; how many may be on their way.
+COPY_PIECE = "cp.async.cg.shared.global [$0], [$1], 16;"
+END_OF_GROUP = "cp.async.commit_group;"
+WAIT_FOR_GROUPS = "cp.async.wait_group {};"
+
+# 16 bytes to shared memory.
+STORE_PIECE = "st.shared.v4.b32 [$0], {$1, $2, $3, $4};"
+
+
 def load(order: str, scope: int, bits: int) -> str:
     """An ordered load: `order` is relaxed or acquire."""
     return f"ld.{order}.{SCOPES[scope]}.global.u{bits} $0, [$1];"

@@ -298,6 +298,14 @@ def widen(x):
     return fp16(x) if isinstance(x, np.int16) else np.float32(x)
 
 
+def tiles_pay(w):
+    """Whether :func:`block_dots` is of use for such stored weights: bfloat16, and tensor cores that know it.
+
+    Known when a kernel is compiled, so that what depends on it is left out.
+    """
+    return w.dtype == np.uint16
+
+
 def rank(value, index):
     """Pack (float32 value, index < 2**31) into an int64 that orders by value, ties to the smaller index.
 
@@ -361,12 +369,7 @@ def row_dot(w, i, x, j, n):
     whatever batch it is computed.
     """
     lane, width = me().lane, me().warp.width
-    part = w[i + lane : i + n : width]
-    if part.dtype == np.uint16:
-        part = (part.astype(np.uint32) << 16).view(np.float32)
-    elif part.dtype == np.int16:
-        part = part.view(np.float16).astype(np.float32)
-    return lane_sum(np.dot(part, x[j + lane : j + n : width]))
+    return lane_sum(_stored_dot(w[i + lane : i + n : width], x[j + lane : j + n : width]))
 
 
 def row_dots(w, i, x, j, rows, n, out, k):
@@ -388,6 +391,39 @@ def row_dots_of_two(w, i, i2, x, j, rows, n, out, k, k2):
     """
     row_dots(w, i, x, j, rows, n, out, k)
     row_dots(w, i2, x, j, rows, n, out, k2)
+
+
+DOTS_ROWS, DOTS_PITCH = 128, 132
+"""Most rows of either kind in :func:`block_dots`; floats from one row of its results to the next."""
+DOTS_FLOATS = 24576
+"""Floats of the arena that :func:`block_dots` works in: for results, and on CUDA for stages of both factors."""
+
+
+def block_dots(out, k, w, i, i2, outs, x, j, rows, n):
+    """``out[k + t * DOTS_PITCH + r]`` = dot product of stored row r and row t of x, for r < `outs`, t < `rows`.
+
+    By all lanes of the block; both numbers are at most DOTS_ROWS. The first ``outs // 2`` stored rows of n numbers
+    begin at ``w[i]``, the others at ``w[i2]`` (see :func:`widen`); the rows of x at ``x[j]``. `out` is the arena,
+    where DOTS_FLOATS from k on are the word's own; k is a multiple of 16, n of 32, i, i2 and j of 8.
+
+    A barrier stands before the call, and one before anybody reads the results. The order of the additions depends
+    on everything: a row's result may differ with the rows beside it, by float32's rounding. CUDA, from compute
+    capability 8.0 on, where weights are bfloat16: tensor cores (see cuda_tiles.py).
+    """
+    half = outs // 2
+    for t in range(me().thread, rows, me().block.threads):
+        for r in range(outs):
+            at = i + r * n if r < half else i2 + (r - half) * n
+            out[k + t * DOTS_PITCH + r] = _stored_dot(w[at : at + n], x[j + t * n : j + (t + 1) * n])
+
+
+def _stored_dot(part, x):
+    """The dot product of stored numbers (see :func:`widen`) and float32."""
+    if part.dtype == np.uint16:
+        part = (part.astype(np.uint32) << 16).view(np.float32)
+    elif part.dtype == np.int16:
+        part = part.view(np.float16).astype(np.float32)
+    return np.dot(part, x)
 
 
 def block_copy(out, k, a, i, n):

@@ -60,7 +60,9 @@ def run(args: argparse.Namespace) -> int:
     config, tokenizer = ModelConfig.load(path), Tokenizer.load(path)
     requests = _prepare([*args.prompt, *_lines(args.file)], args.max_tokens, config, tokenizer)
     with (
-        engine_process(path, args.target, args.sms, args.debug, args.scheduler_block) as engine,
+        engine_process(
+            path, args.target, args.sms, args.debug, args.scheduler_block, args.batch_invariant
+        ) as engine,
         Recorder(engine.window) as recorder,
     ):
         _serve(Nic(engine.window), requests, recorder)
