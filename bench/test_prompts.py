@@ -1,0 +1,78 @@
+"""How long a prompt takes: from a doorbell to its first token, by its length, on an idle engine.
+
+And what the last of its steps spends its time on, by the phases that the engine shows.
+"""
+
+import time
+
+import numpy as np
+import pytest
+
+from blink_ref.model.config import ModelConfig
+from blink_ref.model.weights import Weights
+from blink_ref.ring.layout import HISTORY, PHASES, STEP_NS, STEP_NUMBER, STEP_PHASES, STEP_WORDS
+from blink_ref.ring.window import Window
+from tests.engine_bench import Desk, load
+
+from . import shapes
+from .serving import serving, sizes
+from .test_scheduler import ask, drain
+
+PROMPTS = {"cpu": (16, 64, 256), "cuda": (8, 16, 64, 128, 512, 2048)}
+TIMES = 5
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def target(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def model(target) -> tuple[ModelConfig, Weights]:
+    if target == "cpu":
+        return load("tiny")
+    torch = pytest.importorskip("torch", reason="it makes the weights: pip install torch")
+    weights, flat = shapes.random_weights(shapes.LLAMA_1B, torch)
+    del flat
+    torch.cuda.empty_cache()
+    return shapes.LLAMA_1B, weights
+
+
+def last_step(window: Window) -> dict[str, float]:
+    """Milliseconds of the last step, and of each of its phases."""
+    records = window.gpu["history"].reshape(HISTORY, STEP_WORDS).astype(np.int64)
+    last = records[records[:, STEP_NUMBER].argmax()]
+    return {"step": last[STEP_NS] / 1e6} | {name: last[STEP_PHASES + n] / 1e6 for n, name in enumerate(PHASES)}
+
+
+def test_time_to_the_first_token_by_the_prompt(benchmark, show, target, model):
+    """No two prompts are alike, so that none is found in the cache."""
+    config, weights = model
+    longest = max(PROMPTS[target])
+    chosen = sizes(config, target, rows=512, slots=64, context=longest + 1)
+    times = 1 if benchmark.disabled else TIMES
+
+    def prompts(desk: Desk) -> dict[int, dict]:
+        seen = {}
+        for length in PROMPTS[target]:
+            took = []
+            for slot in range(times):
+                begin = time.perf_counter()
+                ask(desk, slot, config, length, 1)
+                drain(desk)
+                took.append((time.perf_counter() - begin) * 1e3)
+            seen[length] = {"ms": float(np.median(took)), "last_step_ms": last_step(desk.window)}
+        return seen
+
+    with serving(config, weights, chosen) as window:
+        desk = Desk(window)
+        ask(desk, 0, config, 8, 1)
+        drain(desk)
+        seen = benchmark.pedantic(prompts, args=(desk,), rounds=1)
+    benchmark.extra_info.update(target=target, rows=chosen.rows, by_prompt=seen)
+    lines = [f"{target}: ms to the first token, and of the last step"]
+    for length, of in seen.items():
+        phases = "  ".join(f"{name} {ms:.2f}" for name, ms in of["last_step_ms"].items())
+        lines.append(f"  {length:5} tokens {of['ms']:8.2f}: {phases}")
+    show(*lines)
+    assert all(of["last_step_ms"]["step"] <= of["ms"] for of in seen.values())
