@@ -6,36 +6,16 @@ And what the last of its steps spends its time on, by the phases that the engine
 import time
 
 import numpy as np
-import pytest
 
-from blink_ref.model.config import ModelConfig
-from blink_ref.model.weights import Weights
 from blink_ref.ring.layout import HISTORY, PHASES, STEP_NS, STEP_NUMBER, STEP_PHASES, STEP_WORDS
 from blink_ref.ring.window import Window
-from tests.engine_bench import Desk, load
+from tests.engine_bench import Desk
 
-from . import shapes
 from .serving import serving, sizes
 from .test_scheduler import ask, drain
 
 PROMPTS = {"cpu": (16, 64, 256), "cuda": (8, 16, 64, 128, 512, 2048)}
 TIMES = 5
-
-
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-def target(request) -> str:
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def model(target) -> tuple[ModelConfig, Weights]:
-    if target == "cpu":
-        return load("tiny")
-    torch = pytest.importorskip("torch", reason="it makes the weights: pip install torch")
-    weights, flat = shapes.random_weights(shapes.LLAMA_1B, torch)
-    del flat
-    torch.cuda.empty_cache()
-    return shapes.LLAMA_1B, weights
 
 
 def last_step(window: Window) -> dict[str, float]:

@@ -13,14 +13,12 @@ import pytest
 
 from blink_ref.engine import memory
 from blink_ref.model.config import ModelConfig
-from blink_ref.model.weights import Weights
 from blink_ref.ring.layout import BEAT_STEPS, HISTORY, STEP_NS, STEP_NUMBER, STEP_PHASES, STEP_WORDS, Layout
 from blink_ref.ring.window import Window
 from blink_ref.simt import device, start
 from blink_ref.simt.vocabulary import SYSTEM, load_acquire, store_release, thread_id, u32, u64
-from tests.engine_bench import Desk, load
+from tests.engine_bench import Desk
 
-from . import shapes
 from .serving import serving, sizes
 
 pytestmark = pytest.mark.timeout(1200)
@@ -34,22 +32,6 @@ SILENCE = 0.001
 """Most seconds between two requests."""
 
 draws = map(np.random.default_rng, itertools.count())
-
-
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-def target(request) -> str:
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def model(target) -> tuple[ModelConfig, Weights]:
-    if target == "cpu":
-        return load("tiny")
-    torch = pytest.importorskip("torch", reason="it makes the weights: pip install torch")
-    weights, flat = shapes.random_weights(shapes.LLAMA_1B, torch)
-    del flat
-    torch.cuda.empty_cache()
-    return shapes.LLAMA_1B, weights
 
 
 @device
