@@ -45,7 +45,7 @@ def forward(block, window, slots, queue, plans, now, sampling, cache, model, act
     if in_tiles:
         layers_in_tiles(block, window, plans, now, sampling, cache, model, act)
     else:
-        layers(block, window, plans, now, cache, model, act)
+        layers_of_few_rows(block, window, plans, now, cache, model, act)
     plan = plan_of(plans, now)
     if plan.count[INTERRUPTED] > 0:
         copy_stream(block, act.x, act.aside, i64(plan.count[ROWS]) * i64(model.hidden))
@@ -60,7 +60,7 @@ def forward(block, window, slots, queue, plans, now, sampling, cache, model, act
 
 
 @device
-def layers(block, window, plans, now, cache, model, act):
+def layers_of_few_rows(block, window, plans, now, cache, model, act):
     """The plan's layers from FIRST_LAYER on, until it is interrupted: for a few rows, at the memory's speed."""
     plan = plan_of(plans, now)
     rows, layer, interrupted = i64(plan.count[ROWS]), i64(plan.count[FIRST_LAYER]), False
@@ -99,7 +99,7 @@ def layers(block, window, plans, now, cache, model, act):
 
 @device
 def layers_in_tiles(block, window, plans, now, sampling, cache, model, act):
-    """As :func:`layers`, for many rows; and then, if there are many samples, the logits and the draw."""
+    """As :func:`layers_of_few_rows`, for many rows; then, if there are many samples, the logits and the draw."""
     plan = plan_of(plans, now)
     kind, layer = i64(tiles.PROJECT), i64(plan.count[FIRST_LAYER])
     while kind <= tiles.LOGITS:
