@@ -76,8 +76,8 @@ def choose(
     `sms` is the number of blocks (0 = all SMs, or all cores); `cache_bytes` bounds the KV cache
     (0 = 1 GiB on the CPU, a third of the free memory on a GPU). With `scheduler_block` one of the blocks only
     schedules; None = on a GPU, if there are MANY. `batch_invariant`: a request's tokens never depend on what is
-    computed beside it, which on a GPU makes steps of many rows slower (see docs/performance.md). Raises BlinkError
-    where the model cannot fit.
+    computed beside it, which on a GPU makes steps of many rows slower (docs/architecture.md: "One source, three
+    targets"). Raises BlinkError where the model cannot fit.
     """
     if sms < 0:
         raise BlinkError(f"--sms is {sms}; give the number of blocks, or 0 for all")
