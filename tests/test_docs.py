@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from blink_ref.engine import compile as compiling
+from blink_ref.simt.assembler import Report
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = [block for page in PAGES for block in re.findall(r"```\n(.*?)```", page.read_text(), re.S)]
@@ -34,7 +37,7 @@ def test_python_blocks_run(block, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c[0] != "serve"], ids=" ".join)
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c[0] not in ("serve", "compile")], ids=" ".join)
 def test_commands_run_here_with_the_smallest_model_and_few_tokens(command, tmp_path):
     quick = ["--model", "tiny", "--max-tokens", "4", "--target", "cpu"] if command[0] == "generate" else []
     words = [sys.executable, "-m", "blink_ref", *command, *quick]
@@ -42,6 +45,15 @@ def test_commands_run_here_with_the_smallest_model_and_few_tokens(command, tmp_p
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c[0] == "compile"], ids=" ".join)
+def test_a_kernel_is_compiled_as_it_is_shown(command, monkeypatch, capsys):
+    """Up to the compilation, which takes a minute, and which test_compile.py does."""
+    report = Report("9.0", 100, spill_bytes=0, local_bytes=0, shared_bytes=0, f64=0, max_threads=512)
+    monkeypatch.setattr(compiling, "compile_kernel", lambda cc, dtype: ("", report))
+    assert compiling.main(command[1:]) == 0
+    assert "registers" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c[0] == "serve"], ids=" ".join)
