@@ -1,19 +1,20 @@
 """The linear layers of many rows, in tiles: held to the NumPy reference and to the kernels for a few rows."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_bench import SMALL, TARGETS, Bench, Request, answers_together, chosen
+from engine_bench import SMALL, TARGETS, TINY, Bench, Request, answers_together, chosen
 from test_engine_model import SMALL_CLOSE, Steps, some_ids
 
-from blink_ref import simt
+from blink_ref import cli, simt
+from blink_ref.engine import __main__ as engine_command
 from blink_ref.engine.memory import tiles_fit
+from blink_ref.engine.persistent import MOST_STEPS, one_more
 from blink_ref.kernels import tiles
 from blink_ref.model.reference import Reference
 from blink_ref.model.weights import Weights
+from blink_ref.nic import engine_process as process
 from blink_ref.simt import aligned, device
 from blink_ref.simt.vocabulary import (
     DOTS_FLOATS,
@@ -167,21 +168,23 @@ def test_what_the_tensor_cores_do_not_serve_is_computed_as_few_rows_are(changes,
     assert not tiles_fit(WIDE, Weights.random(WIDE), replace(sizes, shared=tiles.ARENA - 1))
 
 
-def test_the_command_line_can_leave_the_tiles_out():
-    command = (
-        sys.executable,
-        "-m",
-        "blink_ref",
-        "generate",
-        "--model",
-        "tiny",
-        "--target",
-        "cpu",
-        "--max-tokens",
-        "9",
-    )
-    words = [
-        subprocess.run([*command, *options, "Elizabeth"], capture_output=True, text=True, check=True).stdout
-        for options in ([], ["--batch-invariant"])
-    ]
-    assert words[0] == words[1]
+class Asked(Exception):
+    """In the place of an engine's process."""
+
+
+def test_what_starts_an_engine_can_leave_the_tiles_out(monkeypatch):
+    def spawn(options):
+        raise Asked(options)
+
+    monkeypatch.setattr(process, "_spawn", spawn)
+    for wanted in (True, False):
+        with pytest.raises(Asked) as asked, process.engine_process(TINY, "cpu", batch_invariant=wanted):
+            pass
+        assert engine_command._parser().parse_args(asked.value.args[0]).batch_invariant == wanted
+        arguments = ["generate", *["--batch-invariant"] * wanted, "text"]
+        assert cli._parser().parse_args(arguments).batch_invariant == wanted
+
+
+def test_the_count_of_steps_ends_at_its_most_and_never_comes_to_0_again():
+    assert one_more(np.int32(0)) == 1
+    assert one_more(np.int32(MOST_STEPS - 1)) == one_more(np.int32(MOST_STEPS)) == MOST_STEPS

@@ -10,8 +10,10 @@ from ..scheduler.schedule import schedule
 from ..scheduler.sight import DRAWN, stamp
 from ..scheduler.state import GO, INTERRUPTED, NOW, RUN, plan_of
 from ..simt import device, grid_barrier, team_of
-from ..simt.vocabulary import i32, thread_id
+from ..simt.vocabulary import i32, i64, thread_id
 from .forward import forward
+
+MOST_STEPS = 2**31 - 1
 
 
 @device
@@ -32,7 +34,7 @@ def serve(block, window, slots, queue, plans, sampling, cache, model, act, conte
             grid_barrier(block)
             if queue.count[GO] != RUN:
                 break
-            step = i32(step + 1)
+            step = one_more(step)
             beside = i32(block.id < queue.own_block and step != max_steps)
         else:
             beside = i32(0)
@@ -45,3 +47,9 @@ def serve(block, window, slots, queue, plans, sampling, cache, model, act, conte
                 stamp(plan, DRAWN, plan.count[INTERRUPTED] == 0)
             if step == max_steps:
                 break
+
+
+@device
+def one_more(step):
+    """One step more than `step`; MOST_STEPS stands for all numbers from it on, so that 0 never comes again."""
+    return i32(min(i64(step) + 1, i64(MOST_STEPS)))

@@ -162,10 +162,8 @@ def scan(window, slots, queue):
     slot = i32(4 * thread_id())
     while slot + 3 < n:
         other = min(i32(slot + step), i32(n - 4))
-        here, there = (
-            load_relaxed_four(window.doorbell, slot, SYSTEM),
-            load_relaxed_four(window.doorbell, other, SYSTEM),
-        )
+        here = load_relaxed_four(window.doorbell, slot, SYSTEM)
+        there = load_relaxed_four(window.doorbell, other, SYSTEM)
         list_rung(slots, queue, slot, which_differ(here, load_relaxed_four(slots.taken, slot, BLOCK)))
         if other == slot + step:
             list_rung(slots, queue, other, which_differ(there, load_relaxed_four(slots.taken, other, BLOCK)))

@@ -1,4 +1,4 @@
-"""Products of many rows on CUDA: tiles of `mma.sync` on tensor cores, from compute capability 8.0 on.
+"""Products of many rows on CUDA: tiles of `mma.sync` on tensor cores, from compute capability 9.0 on.
 
 A block multiplies up to 128 stored rows with up to 128 rows of x. Both come in stages of 32 columns, which wait in
 shared memory, three stages ahead: stored rows by 16-byte asynchronous copies, rows of x through registers, where
@@ -45,7 +45,7 @@ PART_BYTES = STAGE_ROWS * ROW_BYTES
 STAGE_BYTES = 3 * PART_BYTES
 
 _has_tensor_cores = compiles_for(900)
-"""Whether this compiles for a GPU whose tensor cores know bfloat16; a constant."""
+"""A constant. Those of 8.0 know bfloat16 too, but there the persistent kernel has no registers left for it."""
 
 _FOUR = types.UniTuple(types.float32, 4)
 _WORDS = types.UniTuple(types.uint32, 4)

@@ -408,7 +408,7 @@ def block_dots(out, k, w, i, i2, outs, x, j, rows, n):
 
     A barrier stands before the call, and one before anybody reads the results. The order of the additions depends
     on everything: a row's result may differ with the rows beside it, by float32's rounding. CUDA, from compute
-    capability 8.0 on, where weights are bfloat16: tensor cores (see cuda_tiles.py).
+    capability 9.0 on, where weights are bfloat16: tensor cores (see cuda_tiles.py).
     """
     half = outs // 2
     for t in range(me().thread, rows, me().block.threads):
