@@ -70,6 +70,8 @@ class Steps:
         """Compute the next positions; returns their logits [T, V] and the tokens drawn after each."""
         n, plan, act = len(ids), self.bench.plan, self.bench.act
         plan.count[state.ROWS] = plan.count[state.SAMPLES] = n
+        plan.count[state.CHUNKS] = 1
+        plan.chunk_row[0], plan.chunk_rows[0] = 0, n
         plan.slot[:n] = 0
         plan.token[:n] = ids
         plan.position[:n] = np.arange(self.done, self.done + n)

@@ -10,7 +10,6 @@ from test_engine_model import SMALL_CLOSE, Steps, some_ids
 from blink_ref import cli, simt
 from blink_ref.engine import __main__ as engine_command
 from blink_ref.engine.memory import tiles_fit
-from blink_ref.engine.persistent import MOST_STEPS, one_more
 from blink_ref.kernels import tiles
 from blink_ref.model.reference import Reference
 from blink_ref.model.weights import Weights
@@ -87,7 +86,7 @@ def test_a_tile_is_the_product_of_its_rows(target, dtype, outs, rows, n, lanes):
     assert np.abs(y - expected).max() < 4e-5 * n**0.5
 
 
-WIDE = replace(SMALL, hidden=64, ffn=96, vocab=131, context=400)
+WIDE = replace(SMALL, hidden=64, head_dim=32, ffn=96, vocab=131, context=400)
 SHAPES = {
     "two heads a tile": {},
     "an odd number of heads": {"heads": 3, "kv_heads": 1, "head_dim": 32},
@@ -105,7 +104,7 @@ def model_of(shape):
 
 def in_tiles(config, target, **changes):
     made = chosen(config, target, tiles=tiles.FEW, **changes)
-    return replace(made, shared=max(made.shared, tiles.ARENA))
+    return replace(made, shared=max(made.shared, tiles.arena(config.head_dim)))
 
 
 class StepsInTiles(Steps):
@@ -113,7 +112,8 @@ class StepsInTiles(Steps):
 
     def __init__(self, model, target, rows, **how):
         super().__init__(model, target, rows=rows, **how)
-        self.settings = replace(self.settings, tiles=tiles.FEW, shared=max(self.settings.shared, tiles.ARENA))
+        shared = max(self.settings.shared, tiles.arena(model[0].head_dim))
+        self.settings = replace(self.settings, tiles=tiles.FEW, shared=shared)
         table = self.bench.cache.table.copy()
         self.bench = Bench(model, self.settings)
         self.bench.cache.table[:] = table
@@ -165,7 +165,7 @@ def test_what_the_tensor_cores_do_not_serve_is_computed_as_few_rows_are(changes,
     sizes = in_tiles(config, "cpu")
     assert not tiles_fit(config, weights, sizes)
     assert Bench((config, weights), sizes).model.tiles == 0
-    assert not tiles_fit(WIDE, Weights.random(WIDE), replace(sizes, shared=tiles.ARENA - 1))
+    assert not tiles_fit(WIDE, Weights.random(WIDE), replace(sizes, shared=tiles.arena(WIDE.head_dim) - 1))
 
 
 class Asked(Exception):
@@ -183,8 +183,3 @@ def test_what_starts_an_engine_can_leave_the_tiles_out(monkeypatch):
         assert engine_command._parser().parse_args(asked.value.args[0]).batch_invariant == wanted
         arguments = ["generate", *["--batch-invariant"] * wanted, "text"]
         assert cli._parser().parse_args(arguments).batch_invariant == wanted
-
-
-def test_the_count_of_steps_ends_at_its_most_and_never_comes_to_0_again():
-    assert one_more(np.int32(0)) == 1
-    assert one_more(np.int32(MOST_STEPS - 1)) == one_more(np.int32(MOST_STEPS)) == MOST_STEPS

@@ -206,7 +206,7 @@ def test_a_launch_with_a_draft_takes_off_where_the_last_one_came_down():
 
 
 @device
-def never_draft(queue, plan, wanted):
+def never_draft(queue, plan):
     return i32(0)
 
 

@@ -194,7 +194,7 @@ def run(seed: int) -> list[Count]:
     own, in_tiles = seed % 2, IN_TILES if seed // 2 % 2 else 0
     settings = replace(SETTINGS, blocks=SETTINGS.blocks + own, scheduler_block=own == 1)
     if in_tiles:  # a block that computes alone has more than one tile
-        settings = replace(settings, blocks=SETTINGS.blocks, shared=tiles.ARENA)
+        settings = replace(settings, blocks=SETTINGS.blocks, shared=tiles.arena(MODEL.head_dim))
     layout = replace(memory.window_layout(MODEL, settings), outbox=OUTBOX, events=1 << 11)
     nic_half, gpu_half = np.zeros((), layout.nic_half), np.zeros((), layout.gpu_half)
     window = memory.device_window(nic_half, gpu_half, layout)

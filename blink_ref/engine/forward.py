@@ -4,6 +4,7 @@ from ..kernels import tiles
 from ..kernels.attention import attend, project
 from ..kernels.embedding import embedding
 from ..kernels.filters import draw_filtered
+from ..kernels.flash import attend_in_tiles
 from ..kernels.linear import add_linear
 from ..kernels.logits import forget_draws, logits_and_draw
 from ..kernels.mlp import gate_up
@@ -21,7 +22,7 @@ from ..scheduler.sight import (
     stamp,
     timed_layer,
 )
-from ..scheduler.state import FILTERED, FIRST_LAYER, INTERRUPTED, ROWS, SAMPLES, SPARE, plan_of
+from ..scheduler.state import CHUNKS, FILTERED, FIRST_LAYER, INTERRUPTED, ROWS, SAMPLES, SPARE, plan_of
 from ..simt import device, grid_barrier
 from ..simt.vocabulary import i64, opaque
 
@@ -109,7 +110,7 @@ def layers_in_tiles(block, window, plans, now, sampling, cache, model, act):
         if kind == tiles.LOGITS:
             rows = i64(plan.count[SAMPLES])
         if kind == tiles.ATTENDED:
-            attend(block, plan, rows, layer, model, cache, act.q, act.attended)
+            attend_in_tiles(block, plan, i64(plan.count[CHUNKS]), layer, model, cache, act.q, act.attended)
             grid_barrier(block)
             stamp(plan, ATTENDED, layer == timed)
         elif kind != tiles.LOWERED:

@@ -68,8 +68,7 @@ def device_model(config: ModelConfig, weights: Weights, context: int, in_tiles: 
 
 def tiles_fit(config: ModelConfig, weights: Weights, settings: Settings) -> bool:
     """Whether the linear layers of many rows can be computed in tiles."""
-    widths = [config.hidden, config.ffn, config.heads * config.head_dim]
-    return tiles.fits(widths, weights.flat.dtype, settings.shared)
+    return tiles.fits(config, weights.flat.dtype, settings.shared)
 
 
 def activations(config: ModelConfig, rows: int, samples: int) -> Activations:

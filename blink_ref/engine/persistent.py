@@ -8,48 +8,42 @@ host code runs in between.
 
 from ..scheduler.schedule import schedule
 from ..scheduler.sight import DRAWN, stamp
-from ..scheduler.state import GO, INTERRUPTED, NOW, RUN, plan_of
+from ..scheduler.state import BESIDE, GO, INTERRUPTED, LEFT, NOW, RUN, plan_of
 from ..simt import device, grid_barrier, team_of
-from ..simt.vocabulary import i32, i64, thread_id
+from ..simt.vocabulary import i32, thread_id
 from .forward import forward
-
-MOST_STEPS = 2**31 - 1
 
 
 @device
 def serve(block, window, slots, queue, plans, sampling, cache, model, act, context, max_steps, patience):
     """Serve the window's requests. All lanes of all blocks.
 
-    Returns when the window's stop word is set, after `max_steps` steps (0 = no limit), or after the
-    scheduler has turned `patience` times without finding a step to run (0 = it waits for ever). The
+    Returns when the window's stop word is set, after `max_steps` steps or parts of them (0 = no limit), or
+    after the scheduler has turned `patience` times without finding a step to run (0 = it waits for ever). The
     state it leaves in its arrays is whole: launched again, it goes on.
     """
-    step, beside = i32(0), i32(0)  # half the registers
+    if block.id == 0 and thread_id() == 0:
+        queue.count[LEFT] = max_steps
     team = team_of(block, queue.own_block)  # those who compute: all, or all but the scheduler
     while True:
+        beside = i32(0)
         if block.id == 0:
-            turn = patience, beside, step + 1 != max_steps
-            schedule(window, slots, queue, plans, sampling, cache, model, act, context, *turn)
+            beside = i32(queue.count[BESIDE])
+            schedule(window, slots, queue, plans, sampling, cache, model, act, context, patience, beside)
         if beside == 0:
             grid_barrier(block)
             if queue.count[GO] != RUN:
                 break
-            step = one_more(step)
-            beside = i32(block.id < queue.own_block and step != max_steps)
+            beside = i32(block.id < queue.own_block and queue.count[BESIDE] == 1)
         else:
             beside = i32(0)
         if beside == 0:
             if block.id >= queue.own_block:
                 forward(team, window, slots, queue, plans, i32(queue.count[NOW]), sampling, cache, model, act)
+            last = queue.count[LEFT] == 0
             grid_barrier(block)
             if block.id == 0 and thread_id() == 0:
                 plan = plan_of(plans, queue.count[NOW])
                 stamp(plan, DRAWN, plan.count[INTERRUPTED] == 0)
-            if step == max_steps:
+            if last:
                 break
-
-
-@device
-def one_more(step):
-    """One step more than `step`; MOST_STEPS stands for all numbers from it on, so that 0 never comes again."""
-    return i32(min(i64(step) + 1, i64(MOST_STEPS)))

@@ -10,6 +10,7 @@ test holds both equal, but for the order of additions: float32's rounding.
 
 import numpy as np
 
+from ..model.config import ModelConfig
 from ..simt import device
 from ..simt.vocabulary import (
     DOTS_FLOATS,
@@ -28,6 +29,7 @@ from ..simt.vocabulary import (
     warp_width,
     warps,
 )
+from . import flash
 from .attention import head_start, put_pair
 from .logits import draw
 from .mlp import silu
@@ -44,16 +46,20 @@ FEW = 8
 HALF = DOTS_ROWS >> 1
 """Most outputs in each half of a tile, where two belong together."""
 
-ARENA = SCRATCH + DOTS_FLOATS
-"""Floats of arena that these kernels need."""
-
 COLUMNS = 32
 """Widths of all matrices are multiples of it."""
 
 
-def fits(widths: list[int], dtype: np.dtype, shared: int) -> bool:
-    """Whether these kernels serve a model whose matrices have such widths, with `shared` floats of arena."""
-    return dtype == np.uint16 and shared >= ARENA and all(width % COLUMNS == 0 for width in widths)
+def arena(head_dim: int) -> int:
+    """Floats of arena that these kernels need, and attention in tiles."""
+    return max(SCRATCH + DOTS_FLOATS, flash.arena(head_dim))
+
+
+def fits(config: ModelConfig, dtype: np.dtype, shared: int) -> bool:
+    """Whether these kernels, and attention in tiles, serve a model, with `shared` floats of arena."""
+    widths = config.hidden, config.ffn, config.heads * config.head_dim, config.head_dim
+    fit = all(width % COLUMNS == 0 for width in widths)
+    return fit and dtype == np.uint16 and shared >= arena(config.head_dim) and config.head_dim <= flash.LARGEST
 
 
 @device
@@ -87,8 +93,10 @@ def product(block, plan, rows, kind, layer, model, sampling, cache, act):
     All blocks call it. It begins and ends without a grid barrier.
     """
     tile, shared = i32(block.id), block.shared
-    count = i32(tiles_across(model, kind) * tiles_down(block, model, kind, rows))
-    while tile < count:
+    while True:
+        count = tiles_across(model, kind) * tiles_down(block, model, kind, opaque(i64(rows)))
+        if tile >= count:  # asked again each time, not kept in a register
+            break
         first, other, outs = stored_rows(model, kind, layer, place_of(block, model, kind, rows, tile)[0])
         _, t0, here = place_of(block, model, kind, rows, tile)
         x, width = act.normed, i64(model.hidden)

@@ -19,10 +19,12 @@ from .residence import RECORDS_A_SAMPLE
 from .sight import begin_step
 from .state import (
     ASIDE,
+    BESIDE,
     CHUNKS,
     FIRST_LAYER,
     GO,
     IN_RUNNING,
+    LEFT,
     NEXT,
     NOW,
     OUTCOME,
@@ -36,10 +38,13 @@ from .state import (
 
 
 @device
-def may_draft(queue, plan, wanted):
-    """1, or 0 where the next step has to be planned when this one has ended. One lane."""
+def may_draft(queue, plan):
+    """1, or 0 where the next step has to be planned when this one has ended. One lane.
+
+    Of a launch's last step nothing is left in flight.
+    """
     stopped, paused = queue.count[STOPPING] == 1, queue.count[PAUSED] == 1
-    return i64(wanted and not (stopped or paused or plan.count[SCORED] > 0))
+    return i64(queue.count[LEFT] != 1 and not (stopped or paused or plan.count[SCORED] > 0))
 
 
 @device
@@ -63,8 +68,11 @@ def issue(window, queue, plans, layers):
     The plans change places: the next one is the spare one, or the third. What ran last is spare from now on, or,
     if it was put aside, the third.
     """
-    queue.count[GO] = queue.count[OUTCOME]
-    if queue.count[OUTCOME] == RUN:
+    go = queue.count[OUTCOME]
+    queue.count[GO] = go
+    queue.count[LEFT] -= i64(go == RUN)
+    queue.count[BESIDE] = i64(go == RUN and queue.own_block == 1 and queue.count[LEFT] != 0)
+    if go == RUN:
         now, spare, following = i64(queue.count[NOW]), i64(queue.count[SPARE]), i64(queue.count[NEXT])
         queue.count[NOW] = following
         if queue.count[ASIDE] == now:

@@ -29,6 +29,7 @@ from .sight import LOOKED, show_counts, show_step, stamp
 from .state import (
     AHEAD,
     ASIDE,
+    BESIDE,
     DRAFTED,
     DRAFTING,
     FILTERED,
@@ -57,13 +58,12 @@ MOST_TURNS = (1 << 30) - 1
 
 
 @device
-def schedule(window, slots, queue, plans, sampling, cache, model, act, context, patience, beside, wanted):
+def schedule(window, slots, queue, plans, sampling, cache, model, act, context, patience, beside):
     """See to the step that has ended, and have the next one planned. All lanes of the scheduler's block.
 
     Between two steps (`beside` = 0) it ends with ``queue.count[GO]`` = RUN and plan number NOW, LEAVE when the
     stop word is set, or IDLE after `patience` turns without a plan (0 = never); the caller's grid barrier shows it
-    to the other blocks. Beside a step (1) it ends with a draft of the next one, if it is `wanted`: not of the last
-    one of a launch, which leaves nothing in flight.
+    to the other blocks. Beside a step (1) it ends with a draft of the next one, if it may have one.
     """
     now, draft = i32(queue.count[NOW]), i32(queue.count[SPARE])
     third = i32(third_plan(now, draft))
@@ -78,7 +78,7 @@ def schedule(window, slots, queue, plans, sampling, cache, model, act, context, 
     barrier()  # all have seen what there is
     if thread_id() == 0:
         if beside == 1:
-            begin_beside(window, queue, plan_of(plans, now), wanted)
+            begin_beside(window, queue, plan_of(plans, now))
         else:
             stamp(plan_of(plans, draft), LOOKED, True)
             move_pages(window, slots, queue, cache)
@@ -103,15 +103,17 @@ def schedule(window, slots, queue, plans, sampling, cache, model, act, context, 
         queue.count[DRAFTED] += i64(drafted)
         if beside == 0:
             issue(window, queue, plans, model.layers)
+        else:
+            queue.count[BESIDE] = 0
         if beside == 1 or (not drafted and queue.count[GO] == RUN):
             beat(window, BEAT_STEPS, queue.count[STEPS])
 
 
 @device
-def begin_beside(window, queue, running, wanted):
+def begin_beside(window, queue, running):
     """What was in flight has landed, and what may be drafted is known. One lane."""
     queue.count[AHEAD] = 0
-    queue.count[DRAFTING] = may_draft(queue, running, wanted)
+    queue.count[DRAFTING] = may_draft(queue, running)
     if queue.count[PAUSED] == 0:
         forget_reserved(window)
 

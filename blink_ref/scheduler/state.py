@@ -7,7 +7,7 @@ import numpy as np
 from ..kernels.tensors import Sampling
 from ..ring.layout import MOST_BIASES, MOST_STOPS
 from ..simt import device
-from ..simt.vocabulary import opaque, u64
+from ..simt.vocabulary import opaque, u32, u64
 
 RUNG, WAITING, RUNNING, ENDING, ARRIVED, URGENT_RUNG, PAUSED, TRACING = range(8)
 """Places in :attr:`Queue.count`: slots that have rung since the last look; requests that wait, that run, that
@@ -24,10 +24,11 @@ DRAFTING, SHORT, MOVES, DRAFTED = range(20, 24)
 STOPPING, TRACED, URGENT_HEARD, OLDER, TURNS = range(24, 29)
 """As last looked: 1 = the stop word is set; 1 = somebody wants events; what the urgent words said; how many of
 those that wait had not just rung. And beats of the heart so far."""
-GO, NOW, SPARE, ASIDE, OUTCOME, NEXT, AHEAD = range(29, 36)
+GO, NOW, SPARE, ASIDE, OUTCOME, NEXT, AHEAD, LEFT, BESIDE = range(29, 38)
 """What all blocks do next: RUN plan number NOW, or leave. The plan that ran before it and becomes the one after
 it; the one that is aside, if a step is paused. What the scheduler's turn has come to: the next GO, and the plan
-that it is about; 1 = SPARE has been drafted meanwhile."""
+that it is about; 1 = SPARE has been drafted meanwhile. How many steps the launch may still begin or go on with,
+negative if it may run for ever. 1 = the scheduler's own block is to draft beside the step, or does."""
 PLANS = 3
 """NOW, SPARE, and a third one that is put aside, or unused."""
 
@@ -259,7 +260,7 @@ def plan_of(plans, n):
 
     Where it is used: the addresses of all its arrays, kept, would fill the registers.
     """
-    n = u64(opaque(np.int64(n)))
+    n = u64(u32(opaque(np.int64(n))))  # half the registers
     return Plan(
         plans.count[n],
         plans.stamp[n],

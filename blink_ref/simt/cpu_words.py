@@ -28,7 +28,7 @@ from .lowering import (
     is_vector,
     register,
 )
-from .vocabulary import DOTS_PITCH, row_dot
+from .vocabulary import DOTS_PITCH, TILE_GAP, row_dot
 
 
 def _define(word: Any) -> Any:
@@ -113,6 +113,39 @@ def _(out, k, w, i, i2, outs, x, j, rows, n):
                 out[k + t * DOTS_PITCH + r] = row_dot(w, at, x, j + t * n, n)
 
     return block_dots
+
+
+@overload(words.tile_put, target="cpu", strict=False)
+def _(arena, k, t, n, i, x, j):
+    def tile_put(arena, k, t, n, i, x, j):
+        at = k + t * (n + TILE_GAP) + i
+        for m in range(8):
+            arena[at + m] = x[j + m]
+
+    return tile_put
+
+
+@overload(words.tile_dots, target="cpu", strict=False)
+def _(arena, k, a, rows, b, across, n):
+    def tile_dots(arena, k, a, rows, b, across, n):
+        for t in range(rows):
+            for c in range(across):
+                dotted = row_dot(arena, a + t * (n + TILE_GAP), arena, b + c * (n + TILE_GAP), n)
+                arena[k + t * (across + TILE_GAP) + c] = dotted
+
+    return tile_dots
+
+
+@overload(words.tile_mix, target="cpu", strict=False)
+def _(arena, k, p, rows, across, b, n):
+    def tile_mix(arena, k, p, rows, across, b, n):
+        for t in range(rows):
+            for c in range(across):
+                weight = arena[p + t * (across + TILE_GAP) + c]
+                for i in range(n):
+                    arena[k + t * (n + TILE_GAP) + i] += weight * arena[b + c * (n + TILE_GAP) + i]
+
+    return tile_mix
 
 
 @overload(words.block_copy, target="cpu", strict=False)

@@ -10,15 +10,21 @@ In a stage a row's four pieces of 16 bytes lie in an order that differs from row
 the eight rows that a matrix load reads at once lie in different banks.
 """
 
-from llvmlite import ir
 from numba import types
 
 from . import ptx
 from . import vocabulary as words
-from .cuda_async import GLOBAL, SHARED, _in_space
 from .cuda_loops import _four, _keep_rolled
-from .cuda_words import access, compiles_for, define, define_by, define_text
-from .lowering import F32, I32, VOID, asm, element_pointer, index_argument
+from .cuda_tensor import (
+    copy_piece,
+    has_tensor_cores,
+    load_matrices,
+    multiply,
+    shared_address,
+    split,
+    store_piece,
+)
+from .cuda_words import define_by, define_text
 from .numba_cuda import cuda
 from .vocabulary import (
     DOTS_PITCH,
@@ -43,105 +49,6 @@ ROW_BYTES = 64
 PART_BYTES = STAGE_ROWS * ROW_BYTES
 """A stage has three such parts: stored rows, the high and the low halves of x."""
 STAGE_BYTES = 3 * PART_BYTES
-
-_has_tensor_cores = compiles_for(900)
-"""A constant. Those of 8.0 know bfloat16 too, but there the persistent kernel has no registers left for it."""
-
-_FOUR = types.UniTuple(types.float32, 4)
-_WORDS = types.UniTuple(types.uint32, 4)
-
-
-def _four_words(builder, value):
-    return [builder.extract_value(value, n) for n in range(4)]
-
-
-def _multiply(c, a, low, high):
-    """16 x 8 sums c plus a 16 x 16 fragment a times a 16 x 8 one of two words. A word of this file only."""
-    raise NotImplementedError("compiled code only")
-
-
-@define(_multiply)
-def _(typing_context, c, a, low, high):
-    def codegen(context, builder, signature, args):
-        operands = [*_four_words(builder, args[1]), *args[2:], *_four_words(builder, args[0])]
-        result = ir.LiteralStructType([F32] * 4)
-        made = asm(builder, result, ptx.MULTIPLY_ADD, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", operands, effects=False)
-        return context.make_tuple(builder, _FOUR, _four_words(builder, made))
-
-    return _FOUR(_FOUR, _WORDS, types.uint32, types.uint32), codegen
-
-
-def _load_matrices(at):
-    """Four 8 x 8 matrices of 16-bit numbers out of shared memory. A word of this file only."""
-    raise NotImplementedError("compiled code only")
-
-
-@define(_load_matrices)
-def _(typing_context, at):
-    def codegen(context, builder, signature, args):
-        loaded = asm(builder, ir.LiteralStructType([I32] * 4), ptx.LOAD_MATRICES, "=r,=r,=r,=r,r", args)
-        return context.make_tuple(builder, _WORDS, _four_words(builder, loaded))
-
-    return _WORDS(types.uint32), codegen
-
-
-def _split(even, odd):
-    """The high and the low halves of two float32, as two words. A word of this file only."""
-    raise NotImplementedError("compiled code only")
-
-
-@define(_split)
-def _(typing_context, even, odd):
-    returns = types.UniTuple(types.uint32, 2)
-
-    def codegen(context, builder, signature, args):
-        made = asm(builder, ir.LiteralStructType([I32, I32]), ptx.SPLIT, "=&r,=r,f,f", args, effects=False)
-        return context.make_tuple(builder, returns, [builder.extract_value(made, n) for n in range(2)])
-
-    return returns(types.float32, types.float32), codegen
-
-
-def _shared_address(a, i):
-    """The address of ``a[i]`` in shared memory, in 32 bits. A word of this file only."""
-    raise NotImplementedError("compiled code only")
-
-
-@define(_shared_address)
-def _(typing_context, a, i):
-    def codegen(context, builder, signature, args):
-        return _in_space(builder, access(context, builder, signature, args), SHARED)
-
-    return types.uint32(a, i), codegen
-
-
-def _copy_piece(at, w, i):
-    """Start a copy of 16 bytes from ``w[i]`` to a shared address. A word of this file only."""
-    raise NotImplementedError("compiled code only")
-
-
-@define(_copy_piece)
-def _(typing_context, at, w, i):
-    def codegen(context, builder, signature, args):
-        index = index_argument(context, builder, signature, args, 2)
-        source = element_pointer(context, builder, w, args[1], index)
-        asm(builder, VOID, ptx.COPY_PIECE, "r,l", [args[0], _in_space(builder, source, GLOBAL)])
-        return context.get_dummy_value()
-
-    return types.none(types.uint32, w, i), codegen
-
-
-def _store_piece(at, a, b, c, d):
-    """Four words to a shared address. A word of this file only."""
-    raise NotImplementedError("compiled code only")
-
-
-@define(_store_piece)
-def _(typing_context, at, a, b, c, d):
-    def codegen(context, builder, signature, args):
-        asm(builder, VOID, ptx.STORE_PIECE, "r,r,r,r,r", args)
-        return context.get_dummy_value()
-
-    return types.none(*[types.uint32] * 5), codegen
 
 
 def _end_of_group():
@@ -182,17 +89,17 @@ def _in_stage(e):
 def _fill_stored(stage, w, i, i2, outs, n, column, e):
     """Start the copies of a stage's columns of the stored rows, from piece e on. All lanes."""
     while e < 4 * outs:
-        _copy_piece(u32(stage + _in_stage(e)), w, _stored_at(i, i2, outs, n, e) + column)
+        copy_piece(u32(stage + _in_stage(e)), w, _stored_at(i, i2, outs, n, e) + column)
         e += block_threads()
 
 
 @cuda.jit(device=True)
 def _store_split(at, low, high):
     """Eight numbers of x, as two pieces of bfloat16; the first one's shared address. One lane."""
-    a, b = _split(low[0], low[1]), _split(low[2], low[3])
-    c, d = _split(high[0], high[1]), _split(high[2], high[3])
-    _store_piece(at, a[0], b[0], c[0], d[0])
-    _store_piece(u32(at + u32(PART_BYTES)), a[1], b[1], c[1], d[1])
+    a, b = split(low[0], low[1]), split(low[2], low[3])
+    c, d = split(high[0], high[1]), split(high[2], high[3])
+    store_piece(at, a[0], b[0], c[0], d[0])
+    store_piece(u32(at + u32(PART_BYTES)), a[1], b[1], c[1], d[1])
 
 
 @cuda.jit(device=True)
@@ -206,21 +113,21 @@ def _fill_rows(stage, x, j, rows, n, column, e):
 
 @cuda.jit(device=True)
 def _multiply_split(c, a, high, low, h2, l2):
-    return _multiply(_multiply(c, a, high, h2), a, low, l2)
+    return multiply(multiply(c, a, high, h2), a, low, l2)
 
 
 @cuda.jit(device=True)
 def _multiply_fragment(sums, stored, rows):
     """The sums of a part of 32 x 32 with one fragment of 16 columns more; two shared addresses. One warp."""
-    a0, a1 = _load_matrices(stored), _load_matrices(u32(stored + u32(16 * ROW_BYTES)))
+    a0, a1 = load_matrices(stored), load_matrices(u32(stored + u32(16 * ROW_BYTES)))
     c0, c1, c2, c3, c4, c5, c6, c7 = sums
-    h, s = _load_matrices(rows), _load_matrices(u32(rows + u32(PART_BYTES)))
+    h, s = load_matrices(rows), load_matrices(u32(rows + u32(PART_BYTES)))
     c0 = _multiply_split(c0, a0, h[0], s[0], h[1], s[1])
     c1 = _multiply_split(c1, a1, h[0], s[0], h[1], s[1])
     c2 = _multiply_split(c2, a0, h[2], s[2], h[3], s[3])
     c3 = _multiply_split(c3, a1, h[2], s[2], h[3], s[3])
     rows = u32(rows + u32(16 * ROW_BYTES))
-    h, s = _load_matrices(rows), _load_matrices(u32(rows + u32(PART_BYTES)))
+    h, s = load_matrices(rows), load_matrices(u32(rows + u32(PART_BYTES)))
     c4 = _multiply_split(c4, a0, h[0], s[0], h[1], s[1])
     c5 = _multiply_split(c5, a1, h[0], s[0], h[1], s[1])
     c6 = _multiply_split(c6, a0, h[2], s[2], h[3], s[3])
@@ -265,7 +172,7 @@ def _first_row(part, wide):
 @cuda.jit(device=True)
 def _tile(out, k, w, i, i2, outs, x, j, rows, n):
     """:func:`.vocabulary.block_dots` on tensor cores, for a block with a warp for each part of 32 x 32."""
-    stages, chunks = _shared_address(out, k), i32(n >> 5)
+    stages, chunks = shared_address(out, k), i32(n >> 5)
     wide = i32((outs + 31) >> 5)
     parts = i32(wide * ((rows + 31) >> 5))
     part, second, groups = i32(warp_id()), i32(0), i32(1)
@@ -305,7 +212,7 @@ def _tile(out, k, w, i, i2, outs, x, j, rows, n):
         column = i32(32 * min(ahead, i32(chunks - 1)))
         if ahead < chunks:
             if my_stored:
-                _copy_piece(u32(there + to), w, from_w + column)
+                copy_piece(u32(there + to), w, from_w + column)
             _fill_stored(there, w, i, i2, outs, n, column, thread_id() + block_threads())
         _end_of_group()
         low, high = _four(x, from_x + column), _four(x, from_x + column + 4)
@@ -349,7 +256,7 @@ def _rows_one_by_one(out, k, w, i, i2, outs, x, j, rows, n):
 def _(out, k, w, i, i2, outs, x, j, rows, n):
     def of_bfloat16(out, k, w, i, i2, outs, x, j, rows, n):
         parts = ((outs + 31) >> 5) * ((rows + 31) >> 5)
-        if _has_tensor_cores() and parts <= warps():
+        if has_tensor_cores() and parts <= warps():
             _tile(out, k, w, i, i2, outs, x, j, rows, n)
         else:
             _rows_one_by_one(out, k, w, i, i2, outs, x, j, rows, n)
@@ -363,5 +270,5 @@ def _(out, k, w, i, i2, outs, x, j, rows, n):
 @define_by(words.tiles_pay)
 def _(w):
     if w.dtype == types.uint16:
-        return lambda w: _has_tensor_cores()
+        return lambda w: has_tensor_cores()
     return lambda w: False

@@ -19,6 +19,7 @@ from . import (
     capability,
     cuda_async,  # noqa: F401 - defines words
     cuda_loops,  # noqa: F401 - defines words
+    cuda_staged,  # noqa: F401 - defines words
     cuda_tiles,  # noqa: F401 - defines words
 )
 from . import vocabulary as words
@@ -37,6 +38,8 @@ WARP_WORDS |= {
     words.row_mix,
     words.warp_barrier,
     words.block_dots,
+    words.tile_dots,
+    words.tile_mix,
 }
 
 SHARED_PER_BLOCK_DEFAULT = 48 * 1024

@@ -77,6 +77,9 @@ MULTIPLY_ADD = (
 # Four 8 x 8 matrices of 16-bit numbers; lane l says where row l % 8 of matrix l / 8 lies in shared memory.
 LOAD_MATRICES = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];"
 
+# The same, each of the four transposed.
+LOAD_TRANSPOSED = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0, $1, $2, $3}, [$4];"
+
 # Two float32 as bfloat16, in one word, the first one lower; and in another what is missing of them.
 SPLIT = """{
 .reg .b32 bits;

@@ -417,6 +417,47 @@ def block_dots(out, k, w, i, i2, outs, x, j, rows, n):
             out[k + t * DOTS_PITCH + r] = _stored_dot(w[at : at + n], x[j + t * n : j + (t + 1) * n])
 
 
+TILE_GAP = 4
+"""Floats between the rows of a tile in the arena, which keep columns apart in its banks."""
+
+
+def tile_put(arena, k, t, n, i, x, j):
+    """Numbers i to i + 7 of row t of the tile at k, of n columns, are ``x[j:j+8]``; by one lane.
+
+    Rows are ``n + TILE_GAP`` floats apart. Only :func:`tile_dots` and :func:`tile_mix` read such a tile: tensor
+    cores take it as pairs of bfloat16, which lack 2**-17 of a number at most. k is a multiple of 4, n of 16,
+    i and j of 8.
+    """
+    at = k + t * (n + TILE_GAP) + i
+    arena[at : at + 8] = x[j : j + 8]
+
+
+def tile_dots(arena, k, a, rows, b, across, n):
+    """Row t, column c at k = dot product of row t of the tile at a and row c of the one at b, of n columns both.
+
+    By all lanes of the block, for t < `rows` and c < `across`, a multiple of 32. The results are float32, their
+    rows ``across + TILE_GAP`` floats apart; of rows up to the next multiple of 32 anything may be written. A barrier
+    stands before the call, and one before anybody reads the results. CUDA, as :func:`block_dots`: tensor cores.
+    """
+    for t in range(me().thread, rows, me().block.threads):
+        row = a + t * (n + TILE_GAP)
+        for c in range(across):
+            other = b + c * (n + TILE_GAP)
+            arena[k + t * (across + TILE_GAP) + c] = np.dot(arena[row : row + n], arena[other : other + n])
+
+
+def tile_mix(arena, k, p, rows, across, b, n):
+    """Row t at k += sum over c < `across` of the number at row t, column c at p * row c of the tile at b.
+
+    As :func:`tile_dots`; what is at p are its results, or numbers in their place; n is a multiple of 32, and the
+    rows at k are ``n + TILE_GAP`` floats apart.
+    """
+    for t in range(me().thread, rows, me().block.threads):
+        for c in range(across):
+            row, at = b + c * (n + TILE_GAP), k + t * (n + TILE_GAP)
+            arena[at : at + n] += arena[p + t * (across + TILE_GAP) + c] * arena[row : row + n]
+
+
 def _stored_dot(part, x):
     """The dot product of stored numbers (see :func:`widen`) and float32."""
     if part.dtype == np.uint16:

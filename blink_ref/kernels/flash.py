@@ -1,0 +1,241 @@
+"""Attention for many rows: many queries at once over many positions (FlashAttention: Dao et al., 2022).
+
+:func:`.attention.attend` reads a page for one query. Here up to 128 queries that see the same keys, those of
+neighbouring rows of one request and of the heads of a group, are a tile, and so are up to 128 positions. Their
+scores are a product of two tiles, what the queries make of the values is another (the words `tile_dots` and
+`tile_mix`: on a GPU, work for tensor cores), and between the two, row by row, lies the softmax with its running
+maximum. It is held to the same specification, but the order of the additions is another one.
+"""
+
+import math
+
+from ..simt import device
+from ..simt.vocabulary import (
+    TILE_GAP,
+    barrier,
+    block_threads,
+    divide,
+    exp,
+    f32,
+    i32,
+    i64,
+    lane_id,
+    lane_max,
+    lane_sum,
+    opaque,
+    thread_id,
+    tile_dots,
+    tile_mix,
+    tile_put,
+    warp_id,
+    warp_width,
+    warps,
+)
+from .attention import NOTHING, page_start
+from .staging import SCRATCH
+
+WIDEST = 96
+"""Elements of a head up to which all tiles have 128 rows; beyond it the arena holds fewer."""
+
+LARGEST = 256
+"""Most elements of a head for which the arena of a GPU has room."""
+
+COLUMNS = 32
+"""Elements of a head are a multiple of it, and as many positions as a tile has."""
+
+
+@device
+def most_queries(d):
+    """Queries of a tile, at most."""
+    return i64(128 if d <= 128 else 64)
+
+
+@device
+def most_positions(d):
+    """Positions whose keys, or values, are a tile."""
+    return i64(128 if d <= WIDEST else 64)
+
+
+@device
+def queries_at(d):
+    """Where the queries begin in the arena, behind each one's maximum and total."""
+    return SCRATCH + 2 * most_queries(d)
+
+
+@device
+def positions_at(d):
+    """Where the keys begin, and, after them, the values."""
+    return queries_at(d) + most_queries(d) * (d + TILE_GAP)
+
+
+@device
+def sums_at(d):
+    """Where the sums of weighted values begin."""
+    return positions_at(d) + most_positions(d) * (d + TILE_GAP)
+
+
+@device
+def scores_at(d):
+    """Where the scores begin, which become weights."""
+    return sums_at(d) + most_queries(d) * (d + TILE_GAP)
+
+
+def arena(head_dim: int) -> int:
+    """Floats of arena that these kernels need."""
+    queries, positions = most_queries(head_dim), most_positions(head_dim)
+    return int(scores_at(head_dim) + queries * (positions + TILE_GAP))
+
+
+@device
+def attend_in_tiles(block, plan, chunks, layer, model, cache, q, attended):
+    """As :func:`.attention.attend`, for many rows: those of so many chunks. Blocks share out the tiles.
+
+    All blocks call it. It begins and ends without a grid barrier.
+    """
+    tile, chunk, before = i32(block.id), i32(0), i32(0)
+    while chunk < chunks:
+        tiles = i32(tiles_of_chunk(plan, chunk, model) * opaque(i64(model.kv_heads)))
+        if tile < before + tiles:
+            attend_tile(block, plan, chunk, i64(tile - before), layer, model, cache, q, attended)
+            tile = i32(tile + block.blocks)
+        else:
+            before, chunk = i32(before + tiles), i32(chunk + 1)
+
+
+@device
+def rows_of_tile(model):
+    """How many rows of a request a tile has, at most, each with the heads of one group."""
+    return divide(most_queries(opaque(i64(model.head_dim))) * i64(model.kv_heads), i64(model.heads))[0]
+
+
+@device
+def tiles_of_chunk(plan, chunk, model):
+    """How many tiles have the rows of a chunk, for each group of heads."""
+    most = rows_of_tile(model)
+    return divide(i64(plan.chunk_rows[chunk]) + most - 1, most)[0]
+
+
+@device
+def attend_tile(block, plan, chunk, tile, layer, model, cache, q, attended):
+    """One tile of queries over all positions that its last row sees."""
+    shared, d = block.shared, opaque(i64(model.head_dim))
+    part, kv_head = divide(tile, opaque(i64(model.kv_heads)))
+    most = rows_of_tile(model)
+    t0, rows = i64(plan.chunk_row[chunk]) + part * most, min(most, i64(plan.chunk_rows[chunk]) - part * most)
+    slot, length = plan.slot[t0], i64(plan.position[t0 + rows - 1]) + 1
+    group = divide(opaque(i64(model.heads)), i64(model.kv_heads))[0]
+    barrier()  # the tile before is finished with the arena
+    take_queries(block, t0, rows * group, kv_head, model, q)
+    first = i64(0)
+    while first < length:
+        n = min(most_positions(d), length - first)
+        across = (n + COLUMNS - 1) & ~i64(COLUMNS - 1)
+        take_positions(shared, cache.keys, cache, slot, first, n, across, layer, kv_head, model)
+        barrier()
+        tile_dots(shared, scores_at(d), queries_at(d), rows * group, positions_at(d), across, d)
+        barrier()
+        weigh(shared, plan, t0, rows * group, group, first, across, d)
+        take_positions(shared, cache.values, cache, slot, first, n, across, layer, kv_head, model)
+        barrier()
+        tile_mix(shared, sums_at(d), scores_at(d), rows * group, across, positions_at(d), d)
+        barrier()
+        first += n
+    query = i64(warp_id())
+    while query < rows * group:
+        to = query_at(t0, query, kv_head, model)
+        put_attended(shared, query, d, attended, to)
+        query += warps()
+
+
+@device
+def query_at(t0, query, kv_head, model):
+    """Where a query of a tile begins in the rows' queries, and its result in what is attended."""
+    heads = opaque(i64(model.heads))
+    group = divide(heads, i64(model.kv_heads))[0]
+    t, head = divide(query, group)
+    return ((t0 + t) * heads + kv_head * group + head) * i64(model.head_dim)
+
+
+@device
+def take_queries(block, t0, queries, kv_head, model, q):
+    """Queries into the arena; nothing is known of their scores, and their sums are 0. All lanes."""
+    shared, d = block.shared, opaque(i64(model.head_dim))
+    e = i64(thread_id())
+    while e < queries * (d >> 3):
+        query, i = divide(e, d >> 3)
+        tile_put(shared, queries_at(d), query, d, 8 * i, q, query_at(t0, query, kv_head, model) + 8 * i)
+        e += block_threads()
+    e = i64(thread_id())
+    while e < queries * (d + TILE_GAP):
+        shared[sums_at(d) + e] = f32(0.0)
+        e += block_threads()
+    e = i64(thread_id())
+    while e < queries:
+        shared[SCRATCH + 2 * e] = NOTHING
+        shared[SCRATCH + 2 * e + 1] = f32(0.0)
+        e += block_threads()
+
+
+@device
+def take_positions(shared, stored, cache, slot, first, n, across, layer, kv_head, model):
+    """Keys, or values, of n positions into the arena; behind them the last one again, which weighs nothing.
+
+    All lanes.
+    """
+    d, size = opaque(i64(model.head_dim)), i64(cache.page_size)
+    e = i64(thread_id())
+    while e < across * (d >> 3):
+        position, i = divide(e, d >> 3)
+        n_page, inside = divide(first + min(position, n - 1), size)
+        at = page_start(cache, model, layer, cache.table[slot, n_page], kv_head) + inside * d
+        tile_put(shared, positions_at(d), position, d, 8 * i, stored, at + 8 * i)
+        e += block_threads()
+
+
+@device
+def weigh(shared, plan, t0, queries, group, first, across, d):
+    """Scores of positions from `first` on become weights, and sums and totals shrink as a maximum grows.
+
+    A warp takes a query at a time, which sees positions up to its row's own.
+    """
+    scale = f32(1.0) / f32(math.sqrt(f32(d)))
+    query = i64(warp_id())
+    while query < queries:
+        last = i64(plan.position[t0 + divide(query, group)[0]]) - first
+        at, known = scores_at(d) + query * (across + TILE_GAP), SCRATCH + 2 * query
+        maximum, total = shared[known], shared[known + 1]
+        highest = NOTHING
+        p = i64(lane_id())
+        while p < min(across, last + 1):
+            highest = max(highest, shared[at + p] * scale)
+            p += warp_width()
+        highest = max(maximum, lane_max(highest))
+        part = f32(0.0)
+        p = i64(lane_id())
+        while p < across:
+            weight = f32(0.0)
+            if p <= last:
+                weight = exp(shared[at + p] * scale - highest)
+            shared[at + p] = weight
+            part += weight
+            p += warp_width()
+        shrink = exp(maximum - highest)
+        part = lane_sum(part)
+        if lane_id() == 0:
+            shared[known] = highest
+            shared[known + 1] = total * shrink + part
+        i = i64(lane_id())
+        while i < d:
+            shared[sums_at(d) + query * (d + TILE_GAP) + i] *= shrink
+            i += warp_width()
+        query += warps()
+
+
+@device
+def put_attended(shared, query, d, attended, to):
+    """One warp: a query's sums, over their total."""
+    total = shared[SCRATCH + 2 * query + 1]
+    i = i64(lane_id())
+    while i < d:
+        attended[to + i] = shared[sums_at(d) + query * (d + TILE_GAP) + i] / total
+        i += warp_width()
