@@ -36,7 +36,7 @@ def test_the_persistent_kernel_has_no_spill_no_local_memory_and_no_double_precis
     assert report.faults() == []
     assert f".target sm_{cc[0]}{cc[1]}" in ptx
     assert report.max_threads >= CUDA_LANES
-    assert "ld.global.nc.L1::no_allocate.v4.u32" in ptx
+    assert f"ld.global.nc.L1::no_allocate{'.L2::cache_hint' * (cc >= (8, 0))}.v4.u32" in ptx
     assert "barrier.sync" in ptx
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from kernel_bench import floats, model_of, nans, plan_of, poison_arena
+from kernel_bench import floats, model_of, nans, plan_of, poison_arena, row_values
 from test_kernels_attention import LAYER, SPARE, empty_cache, put
 
 from blink_ref.kernels import attention, flash
@@ -44,7 +44,7 @@ def attend(target, lanes, model, cache, chunks, q, blocks=BLOCKS):
     args = plan, len(chunks), LAYER, model, cache, q.reshape(-1), attended
     launch(attend_alone, blocks, lanes, *args, target=target, shared=flash.arena(model.head_dim))
     assert np.isnan(attended[q.size :]).all()
-    return attended[: q.size].reshape(q.shape)
+    return row_values(attended[: q.size].reshape(rows, -1), target).reshape(q.shape)
 
 
 def close(target, chunks, given, q, attended):
@@ -134,7 +134,7 @@ def products(block, a, b, weights, rows, across, n, dots, mixed):
 
 @pytest.mark.parametrize("warps", [2, 16])
 @pytest.mark.parametrize(
-    ("rows", "across", "n"), [(128, 128, 64), (1, 32, 32), (33, 96, 96), (17, 64, 128), (20, 32, 160)]
+    ("rows", "across", "n"), [(128, 128, 64), (1, 32, 32), (33, 96, 96), (17, 64, 96), (20, 32, 96)]
 )
 def test_products_of_tiles(target, rows, across, n, warps):
     if target == "python":

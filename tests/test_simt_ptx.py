@@ -60,9 +60,13 @@ from blink_ref.simt.vocabulary import (
     row_dots,
     row_dots_of_two,
     row_mix,
+    row_put,
     store_relaxed,
     store_release,
     thread_id,
+    tile_dots,
+    tile_mix,
+    tile_put,
     tiles_pay,
     u32,
     warp_barrier,
@@ -119,9 +123,13 @@ def use_every_word(block, floats, halves, stored, words, longs):
     mbarrier_wait(bar, 0, i64(1))
     block_copy(floats, q, floats, r, i64(64))
     block_scale(block.shared, q, floats, r, f32(2.0), floats, i, i64(64))
+    row_put(floats, q, i64(64), i64(2), floats[i], floats[i + 1])
     if tiles_pay(stored):
-        block_dots(block.shared, q, stored, q, r, i64(8), floats, r, i64(8), i64(64))
-    block_dots(block.shared, q, halves, q, r, i64(8), floats, r, i64(8), i64(64))
+        block_dots(block.shared, q, stored, q, r, i64(8), floats, r, i64(8), i64(64), i64(32), i64(32))
+    block_dots(block.shared, q, halves, q, r, i64(8), floats, r, i64(8), i64(64), i64(0), i64(64))
+    tile_put(block.shared, q, r, i64(64), i64(8), floats, i)
+    tile_dots(block.shared, q, r, i64(8), r, i64(32), i64(64))
+    tile_mix(block.shared, q, r, i64(8), i64(32), r, i64(64))
     relax(i)
 
 
@@ -289,7 +297,7 @@ def weigh(block, w, x, out):
 @pytest.mark.parametrize("dtype", [np.uint16, np.int16])
 def test_sixteen_bit_weights_are_read_sixteen_bytes_at_a_time_past_the_first_cache(dtype, cc):
     ptx = compiled(weigh, vector(dtype), FLOATS, FLOATS, cc=cc)
-    assert "ld.global.nc.L1::no_allocate.v4.u32" in ptx
+    assert f"ld.global.nc.L1::no_allocate{'.L2::cache_hint' * (cc >= (8, 0))}.v4.u32" in ptx
     assert not re.findall(r"ld\.global\S*\.[usb](8|16)\b", ptx)
     assert not re.findall(r"ld\.(global|shared)\.f32", ptx)  # nor is an activation read alone
     assert assembler.assemble(ptx, cc).faults() == []

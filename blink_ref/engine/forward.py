@@ -24,7 +24,7 @@ from ..scheduler.sight import (
 )
 from ..scheduler.state import CHUNKS, FILTERED, FIRST_LAYER, INTERRUPTED, ROWS, SAMPLES, SPARE, plan_of
 from ..simt import device, grid_barrier
-from ..simt.vocabulary import i64, opaque
+from ..simt.vocabulary import i32, i64, opaque
 
 
 @device
@@ -64,7 +64,7 @@ def forward(block, window, slots, queue, plans, now, sampling, cache, model, act
 def layers_of_few_rows(block, window, plans, now, cache, model, act):
     """The plan's layers from FIRST_LAYER on, until it is interrupted: for a few rows, at the memory's speed."""
     plan = plan_of(plans, now)
-    rows, layer, interrupted = i64(plan.count[ROWS]), i64(plan.count[FIRST_LAYER]), False
+    rows, layer, interrupted = i64(plan.count[ROWS]), i32(plan.count[FIRST_LAYER]), False
     weights, matrix = model.weights, model.matrix
     timed = timed_layer(block, plan)
     while layer < model.layers and not interrupted:
@@ -90,7 +90,7 @@ def layers_of_few_rows(block, window, plans, now, cache, model, act):
         stamp(plan, GATED, layer == timed)
 
         add_linear(block, act.gated, rows, weights, matrix[layer, DOWN], hidden, ffn, act.x)
-        layer += 1
+        layer = i32(layer + 1)
         if timed >= 0:
             watch(window, plan, layer, i64(model.layers))
         grid_barrier(block)

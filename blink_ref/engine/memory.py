@@ -13,6 +13,7 @@ from ..ring.device import Window
 from ..ring.layout import MOST_LOGPROBS, Layout
 from ..scheduler import state
 from ..simt import aligned
+from ..simt.vocabulary import DOTS_ROWS
 from .settings import Settings
 
 
@@ -71,8 +72,11 @@ def tiles_fit(config: ModelConfig, weights: Weights, settings: Settings) -> bool
     return tiles.fits(config, weights.flat.dtype, settings.shared)
 
 
-def activations(config: ModelConfig, rows: int, samples: int) -> Activations:
-    """Buffers for steps of up to `rows` rows and `samples` samples, poisoned with NaN."""
+def activations(config: ModelConfig, rows: int, samples: int, tiles_at_once: int = 1) -> Activations:
+    """Buffers for steps of up to `rows` rows and `samples` samples, poisoned with NaN.
+
+    `tiles_at_once`: the number of blocks, where linear layers are computed in tiles.
+    """
     heads = config.heads * config.head_dim
     return Activations(
         x=poisoned(rows * config.hidden),
@@ -81,6 +85,7 @@ def activations(config: ModelConfig, rows: int, samples: int) -> Activations:
         q=poisoned(rows * heads),
         attended=poisoned(rows * heads),
         gated=poisoned(rows * config.ffn),
+        pieces=poisoned(tiles_at_once * DOTS_ROWS * DOTS_ROWS),
         logits=poisoned(samples * config.vocab),
         adjusted=poisoned(samples * config.vocab),
         counts=np.zeros(samples * config.vocab, np.int32),
@@ -99,6 +104,7 @@ def poisoned(n: int) -> np.ndarray:
 def arguments(config: ModelConfig, weights: Weights, settings: Settings, window: Window) -> tuple[Any, ...]:
     """Everything that ``serve(block, ...)`` takes between its block and its bounds, in order."""
     s = settings
+    in_tiles = s.tiles if tiles_fit(config, weights, s) else 0
     slots, queue = state.allocate(
         s.slots, s.running, s.context, s.reserved, s.layer_preemption, s.scheduler_block, s.rows
     )
@@ -118,7 +124,7 @@ def arguments(config: ModelConfig, weights: Weights, settings: Settings, window:
             s.page_size,
             s.sharing,
         ),
-        device_model(config, weights, s.context, s.tiles if tiles_fit(config, weights, s) else 0),
-        activations(config, s.rows, s.running),
+        device_model(config, weights, s.context, in_tiles),
+        activations(config, s.rows, s.running, s.blocks if in_tiles else 1),
         s.context,
     )

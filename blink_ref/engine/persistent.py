@@ -34,11 +34,11 @@ def serve(block, window, slots, queue, plans, sampling, cache, model, act, conte
             grid_barrier(block)
             if queue.count[GO] != RUN:
                 break
-            beside = i32(block.id < queue.own_block and queue.count[BESIDE] == 1)
+            beside = i32(i32(block.id) < i32(queue.own_block) and queue.count[BESIDE] == 1)
         else:
             beside = i32(0)
         if beside == 0:
-            if block.id >= queue.own_block:
+            if i32(block.id) >= i32(queue.own_block):
                 forward(team, window, slots, queue, plans, i32(queue.count[NOW]), sampling, cache, model, act)
             last = queue.count[LEFT] == 0
             grid_barrier(block)

@@ -23,10 +23,12 @@ from ..simt.vocabulary import (
     lane_max,
     lane_sum,
     opaque,
+    row_put,
     thread_id,
     tile_dots,
     tile_mix,
     tile_put,
+    warp_barrier,
     warp_id,
     warp_width,
     warps,
@@ -90,6 +92,8 @@ def arena(head_dim: int) -> int:
 def attend_in_tiles(block, plan, chunks, layer, model, cache, q, attended):
     """As :func:`.attention.attend`, for many rows: those of so many chunks. Blocks share out the tiles.
 
+    What is attended is written as :func:`.vocabulary.row_put` does.
+
     All blocks call it. It begins and ends without a grid barrier.
     """
     tile, chunk, before = i32(block.id), i32(0), i32(0)
@@ -142,14 +146,14 @@ def attend_tile(block, plan, chunk, tile, layer, model, cache, q, attended):
         first += n
     query = i64(warp_id())
     while query < rows * group:
-        to = query_at(t0, query, kv_head, model)
-        put_attended(shared, query, d, attended, to)
+        t, head = divide(query, group)
+        put_attended(shared, query, d, attended, t0 + t, kv_head * group + head, model)
         query += warps()
 
 
 @device
 def query_at(t0, query, kv_head, model):
-    """Where a query of a tile begins in the rows' queries, and its result in what is attended."""
+    """Where a query of a tile begins in the rows' queries."""
     heads = opaque(i64(model.heads))
     group = divide(heads, i64(model.kv_heads))[0]
     t, head = divide(query, group)
@@ -221,6 +225,7 @@ def weigh(shared, plan, t0, queries, group, first, across, d):
             p += warp_width()
         shrink = exp(maximum - highest)
         part = lane_sum(part)
+        warp_barrier()  # all lanes have seen what was known
         if lane_id() == 0:
             shared[known] = highest
             shared[known + 1] = total * shrink + part
@@ -232,10 +237,11 @@ def weigh(shared, plan, t0, queries, group, first, across, d):
 
 
 @device
-def put_attended(shared, query, d, attended, to):
-    """One warp: a query's sums, over their total."""
-    total = shared[SCRATCH + 2 * query + 1]
-    i = i64(lane_id())
+def put_attended(shared, query, d, attended, row, head, model):
+    """One warp: a query's sums, over their total, as part of a row of all heads."""
+    at, total = sums_at(d) + query * (d + TILE_GAP), shared[SCRATCH + 2 * query + 1]
+    width = i64(model.heads) * d
+    i = 2 * i64(lane_id())
     while i < d:
-        attended[to + i] = shared[sums_at(d) + query * (d + TILE_GAP) + i] / total
-        i += warp_width()
+        row_put(attended, row * width, width, head * d + i, shared[at + i] / total, shared[at + i + 1] / total)
+        i += 2 * warp_width()

@@ -93,6 +93,8 @@ class Activations(NamedTuple):
     """[T, H * d]: what the heads read from the KV cache"""
     gated: Any
     """[T, F]: silu(gate) * up"""
+    pieces: Any
+    """[blocks, DOTS_ROWS, DOTS_ROWS]: results of pieces of tiles, where linear layers are computed in tiles"""
     logits: Any
     """[S, vocab], for the rows that want a sample"""
     adjusted: Any

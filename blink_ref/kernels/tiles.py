@@ -11,20 +11,24 @@ test holds both equal, but for the order of additions: float32's rounding.
 import numpy as np
 
 from ..model.config import ModelConfig
-from ..simt import device
+from ..simt import device, grid_barrier, grid_warp, grid_warps
 from ..simt.vocabulary import (
     DOTS_FLOATS,
     DOTS_PITCH,
     DOTS_ROWS,
     barrier,
-    block_copy,
     block_dots,
+    block_threads,
     divide,
+    f32,
     i32,
     i64,
     lane_id,
     opaque,
+    row_put,
+    thread_id,
     tiles_pay,
+    warp_barrier,
     warp_id,
     warp_width,
     warps,
@@ -40,14 +44,17 @@ from .tensors import DOWN, GATE, OUT, UP
 PROJECT, ATTENDED, GATED, LOWERED, LOGITS = range(5)
 """The products: queries, keys and values; the output projection; gate and up; down; logits."""
 
-FEW = 8
+FEW = 4
 """Rows up to which the other kernels are the faster ones, on a GPU."""
 
 HALF = DOTS_ROWS >> 1
 """Most outputs in each half of a tile, where two belong together."""
 
 COLUMNS = 32
-"""Widths of all matrices are multiples of it."""
+"""Widths of all matrices are multiples of it, and of the pieces of a tile."""
+
+MOST_PIECES = 8
+"""Most pieces of a tile."""
 
 
 def arena(head_dim: int) -> int:
@@ -74,7 +81,7 @@ def normalise(block, plan, rows, kind, layer, x, model, normed):
 
     All blocks call it. It begins and ends without a grid barrier.
     """
-    width, t = opaque(i64(model.hidden)), i32(block.id)
+    width, t, shared = opaque(i64(model.hidden)), i32(block.id), block.shared
     gain = (2 * i64(layer) + i64(kind == GATED)) * width
     while t < rows:
         row = i64(t)
@@ -82,33 +89,119 @@ def normalise(block, plan, rows, kind, layer, x, model, normed):
             row = i64(plan.sample_row[t])
         rmsnorm(block, x, row * width, model.norm, gain, width, model.eps, 0)
         barrier()
-        block_copy(normed, t * width, block.shared, staged_at(), width)
+        i = 2 * i64(thread_id())
+        while i < width:
+            row_put(normed, t * width, width, i, shared[staged_at() + i], shared[staged_at() + i + 1])
+            i += 2 * block_threads()
         t = i32(t + block.blocks)
 
 
 @device
 def product(block, plan, rows, kind, layer, model, sampling, cache, act):
-    """One of the five products for all rows, and what is made of it. Blocks share out the tiles.
+    """One of the five products for all rows, and what is made of it. Blocks share out tiles, or pieces of them.
 
-    All blocks call it. It begins and ends without a grid barrier.
+    All blocks call it. It begins and ends without a grid barrier. A piece of a tile has the products of some of
+    the columns; where there are several, they wait in memory, and are added up in order when all are there.
     """
-    tile, shared = i32(block.id), block.shared
+    item, shared = i32(block.id), block.shared
     while True:
-        count = tiles_across(model, kind) * tiles_down(block, model, kind, opaque(i64(rows)))
-        if tile >= count:  # asked again each time, not kept in a register
+        pieces = pieces_of_tile(block, model, kind, rows)
+        if item >= tiles_in_all(block, model, kind, rows) * pieces:  # asked each time, not kept in registers
             break
+        tile, piece = divide(i64(item), pieces)
         first, other, outs = stored_rows(model, kind, layer, place_of(block, model, kind, rows, tile)[0])
         _, t0, here = place_of(block, model, kind, rows, tile)
-        x, width = act.normed, i64(model.hidden)
+        x, width = act.normed, columns_of(model, kind)
         if kind == ATTENDED:
-            x, width = act.attended, i64(model.heads) * i64(model.head_dim)
+            x = act.attended
         elif kind == LOWERED:
-            x, width = act.gated, i64(model.ffn)
+            x = act.gated
+        columns = divide(width, pieces)[0]
         barrier()  # the tile before has been read
-        block_dots(shared, SCRATCH, model.weights, first, other, outs, x, t0 * width, here, width)
+        block_dots(
+            shared,
+            SCRATCH,
+            model.weights,
+            first,
+            other,
+            outs,
+            x,
+            t0 * width,
+            here,
+            width,
+            piece * columns,
+            columns,
+        )
         barrier()
-        finish(block, plan, rows, kind, layer, model, sampling, cache, act, i32(opaque(i64(tile))))
-        tile = i32(tile + block.blocks)
+        if pieces_of_tile(block, model, kind, rows) > 1:
+            keep_piece(shared, act.pieces, item, here)
+        else:
+            finish_tile(block, plan, rows, kind, layer, model, sampling, cache, act, i32(opaque(i64(item))))
+        item = i32(item + block.blocks)
+    if pieces_of_tile(block, model, kind, rows) > 1:
+        grid_barrier(block)
+        finish_pieces(block, plan, rows, kind, layer, model, sampling, cache, act)
+
+
+@device
+def columns_of(model, kind):
+    """The width of a product's stored rows, and of the rows of x."""
+    if kind == ATTENDED:
+        return opaque(i64(model.heads)) * i64(model.head_dim)
+    if kind == LOWERED:
+        return opaque(i64(model.ffn))
+    return opaque(i64(model.hidden))
+
+
+@device
+def tiles_in_all(block, model, kind, rows):
+    """How many tiles a product has."""
+    return tiles_across(model, kind) * tiles_down(block, model, kind, rows)
+
+
+@device
+def pieces_of_tile(block, model, kind, rows):
+    """Into how many pieces each tile is cut: 1, or as many, up to MOST_PIECES, as there are blocks for at once."""
+    pieces, width = i64(1), columns_of(model, kind)
+    tiles = tiles_in_all(block, model, kind, rows)
+    if kind == LOGITS:
+        tiles = i64(block.blocks)
+    while pieces < MOST_PIECES and 2 * pieces * tiles <= block.blocks and width & (2 * COLUMNS * pieces - 1) == 0:
+        pieces *= 2
+    return pieces
+
+
+@device
+def keep_piece(shared, pieces, item, here):
+    """The results of a piece of a tile, out of the arena. A warp takes a row at a time."""
+    t = i64(warp_id())
+    while t < here:
+        copy_row(shared, SCRATCH + t * DOTS_PITCH, pieces, (i64(item) * DOTS_ROWS + t) * DOTS_ROWS, i64(DOTS_ROWS))
+        t += warps()
+
+
+@device
+def finish_pieces(block, plan, rows, kind, layer, model, sampling, cache, act):
+    """What is made of the sums of pieces. The warps of all blocks share out the rows of the tiles."""
+    row, at = grid_warp(block), SCRATCH + i64(warp_id()) * DOTS_PITCH
+    height = tile_height(block, model, kind, rows)
+    end = tiles_in_all(block, model, kind, rows) * height
+    while row < end:
+        tile, t = divide(row, height)
+        across, t0, here = place_of(block, model, kind, rows, tile)
+        if t < here:
+            pieces, c = pieces_of_tile(block, model, kind, rows), i64(lane_id())
+            first = (tile * pieces * DOTS_ROWS + t) * DOTS_ROWS
+            while c < DOTS_ROWS:
+                total = f32(0.0)
+                for piece in range(pieces):
+                    total += act.pieces[first + piece * DOTS_ROWS * DOTS_ROWS + c]
+                block.shared[at + c] = total
+                c += warp_width()
+            warp_barrier()
+            finish_row(block, plan, kind, layer, model, sampling, cache, act, across, t0 + t, at, True)
+            warp_barrier()
+        row += grid_warps(block)
 
 
 @device
@@ -197,27 +290,34 @@ def pairs_of(model, across):
 
 
 @device
-def finish(block, plan, rows, kind, layer, model, sampling, cache, act, tile):
+def finish_tile(block, plan, rows, kind, layer, model, sampling, cache, act, tile):
     """What is made of a tile's results, which lie in the arena. A warp takes a row at a time."""
     across, t0, here = place_of(block, model, kind, rows, tile)
     t = i64(warp_id())
     while t < here:
-        at = SCRATCH + t * DOTS_PITCH
-        if kind == PROJECT:
-            put_pairs(block.shared, at, plan, t0 + t, layer, across, model, cache, act.q)
-        elif kind == GATED:
-            ffn, f0 = i64(model.ffn), across * HALF
-            put_gated(block.shared, at, act.gated, (t0 + t) * ffn + f0, min(i64(HALF), ffn - f0))
-        elif kind == LOGITS:
-            vocab, r0 = i64(model.vocab), across * DOTS_ROWS
-            n, s = min(i64(DOTS_ROWS), vocab - r0), t0 + t
-            copy_row(block.shared, at, act.logits, s * vocab + r0, n)
-            if sampling.filtered[plan.sample_slot[s]] == 0:
-                draw(plan, s, act.logits, s * vocab, r0, r0 + n)  # each lane looks at those that it has copied
-        else:
-            outs, r0 = i64(model.hidden), across * DOTS_ROWS
-            add_row(block.shared, at, act.x, (t0 + t) * outs + r0, min(i64(DOTS_ROWS), outs - r0))
+        finish_row(
+            block, plan, kind, layer, model, sampling, cache, act, across, t0 + t, SCRATCH + t * DOTS_PITCH, False
+        )
         t += warps()
+
+
+@device
+def finish_row(block, plan, kind, layer, model, sampling, cache, act, across, row, at, in_pieces):
+    """What is made of a row's results of a tile, which begin at `at` in the arena. One warp."""
+    if kind == PROJECT:
+        put_pairs(block.shared, at, plan, row, layer, across, model, cache, act.q)
+    elif kind == GATED:
+        ffn, f0 = i64(model.ffn), across * HALF
+        put_gated(block.shared, at, act.gated, row * ffn, ffn, f0, min(i64(HALF), ffn - f0))
+    elif kind == LOGITS and not in_pieces:  # they never are: it keeps `draw` from being compiled twice
+        vocab, r0 = i64(model.vocab), across * DOTS_ROWS
+        n = min(i64(DOTS_ROWS), vocab - r0)
+        copy_row(block.shared, at, act.logits, row * vocab + r0, n)
+        if sampling.filtered[plan.sample_slot[row]] == 0:
+            draw(plan, row, act.logits, row * vocab, r0, r0 + n)  # each lane looks at those that it has copied
+    else:
+        outs, r0 = i64(model.hidden), across * DOTS_ROWS
+        add_row(block.shared, at, act.x, row * outs + r0, min(i64(DOTS_ROWS), outs - r0))
 
 
 @device
@@ -234,20 +334,21 @@ def put_pairs(shared, at, plan, row, layer, across, model, cache, q):
 
 
 @device
-def put_gated(shared, at, gated, to, n):
-    """One warp: ``gated[to:to+n]`` = silu(gate) * up."""
-    f = i64(lane_id())
+def put_gated(shared, at, gated, to, ffn, f0, n):
+    """One warp: numbers f0 to f0 + n - 1 of the row at ``gated[to]`` are silu(gate) * up."""
+    f = 2 * i64(lane_id())
     while f < n:
-        gated[to + f] = silu(shared[at + f]) * shared[at + n + f]
-        f += warp_width()
+        even, odd = silu(shared[at + f]) * shared[at + n + f], silu(shared[at + f + 1]) * shared[at + n + f + 1]
+        row_put(gated, to, ffn, f0 + f, even, odd)
+        f += 2 * warp_width()
 
 
 @device
-def copy_row(shared, at, logits, to, n):
-    """One warp: ``logits[to:to+n]`` are a row's results."""
+def copy_row(shared, at, out, to, n):
+    """One warp: ``out[to:to+n]`` are a row's results."""
     r = i64(lane_id())
     while r < n:
-        logits[to + r] = shared[at + r]
+        out[to + r] = shared[at + r]
         r += warp_width()
 
 

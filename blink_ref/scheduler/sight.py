@@ -78,8 +78,8 @@ def begin_step(window, queue, plan, layers):
 def timed_layer(block, plan):
     """The layer whose phases the calling lane is to stamp; -1 for all lanes but one."""
     if block.id == 0 and thread_id() == 0:
-        return i64(plan.count[TIMED])
-    return i64(-1)
+        return i32(plan.count[TIMED])
+    return i32(-1)
 
 
 @device

@@ -102,15 +102,24 @@ def _(typing_context, x):
     return types.float32(types.float32), codegen
 
 
+@overload(words.row_put, target="cpu", strict=False)
+def _(x, j, n, i, a, b):
+    def row_put(x, j, n, i, a, b):
+        x[j + i] = a
+        x[j + i + 1] = b
+
+    return row_put
+
+
 @overload(words.block_dots, target="cpu", strict=False)
-def _(out, k, w, i, i2, outs, x, j, rows, n):
-    def block_dots(out, k, w, i, i2, outs, x, j, rows, n):
+def _(out, k, w, i, i2, outs, x, j, rows, n, first, columns):
+    def block_dots(out, k, w, i, i2, outs, x, j, rows, n, first, columns):
         for r in range(outs):
             at = i + r * n
             if r >= outs >> 1:
                 at = i2 + (r - (outs >> 1)) * n
             for t in range(rows):
-                out[k + t * DOTS_PITCH + r] = row_dot(w, at, x, j + t * n, n)
+                out[k + t * DOTS_PITCH + r] = row_dot(w, at + first, x, j + t * n + first, columns)
 
     return block_dots
 

@@ -5,7 +5,7 @@ from numba import types
 
 from . import ptx
 from . import vocabulary as words
-from .cuda_words import access, define, define_by, define_text
+from .cuda_words import access, define, define_by, define_text, is_at_least
 from .lowering import F32, I16, I32, I64, asm, index_argument, is_vector
 from .numba_cuda import cuda
 from .vocabulary import FULL_WARP, block_threads, f32, i64, lane_id, lane_sum, opaque, row_dot, row_dots, thread_id
@@ -56,7 +56,16 @@ def _(typing_context, a, i):
         else:
             four = ir.LiteralStructType([I32] * 4)
             at = builder.gep(pointer, [index])
-            loaded = asm(builder, four, ptx.LOAD_WEIGHTS, "=r,=r,=r,=r,l", [at], effects=False)
+            with builder.if_else(is_at_least(builder, 800)) as (newer, older):
+                with newer:
+                    once = asm(builder, four, ptx.LOAD_WEIGHTS_ONCE, "=r,=r,=r,=r,l", [at], effects=False)
+                    newer_end = builder.block
+                with older:
+                    plain = asm(builder, four, ptx.LOAD_WEIGHTS, "=r,=r,=r,=r,l", [at], effects=False)
+                    older_end = builder.block
+            loaded = builder.phi(four)
+            loaded.add_incoming(once, newer_end)
+            loaded.add_incoming(plain, older_end)
             pairs = [builder.extract_value(loaded, k) for k in range(4)]
             values = [v for pair in pairs for v in _halves(builder, pair, a.dtype)]
         return context.make_tuple(builder, result, values)

@@ -2,8 +2,8 @@
 
 In a row of n columns lie first its n high halves, then its n low ones, as bfloat16: as many bytes as float32
 takes. Rows are 16 bytes further apart than that, so that the eight rows that a matrix load reads at once lie in
-different banks. Three products of halves make one of float32: high * high + high * low + low * high. A warp makes parts of
-32 x 32 results, in eight accumulators of 16 x 8; if there are so few parts that warps are left over, those wait.
+different banks. Three products of halves make one of float32: high * high + high * low + low * high. A warp makes
+parts of 32 x 32 results, in eight accumulators of 16 x 8; where there are fewer parts than warps, the rest wait.
 """
 
 from . import vocabulary as words

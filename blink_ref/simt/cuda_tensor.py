@@ -88,20 +88,40 @@ def _(typing_context, a, i):
     return types.uint32(a, i), codegen
 
 
-def copy_piece(at, w, i):
-    """Start a copy of 16 bytes from ``w[i]`` to a shared address. A word of the `cuda_` files."""
+def copy_piece(at, a, i):
+    """Start a copy of 16 bytes from ``a[i]`` to a shared address. A word of the `cuda_` files."""
     raise NotImplementedError("compiled code only")
 
 
-@define(copy_piece)
-def _(typing_context, at, w, i):
-    def codegen(context, builder, signature, args):
-        index = index_argument(context, builder, signature, args, 2)
-        source = element_pointer(context, builder, w, args[1], index)
-        asm(builder, VOID, ptx.COPY_PIECE, "r,l", [args[0], _in_space(builder, source, GLOBAL)])
-        return context.get_dummy_value()
+def copy_weights(at, w, i):
+    """The same, of weights, which L2 need not keep. A word of the `cuda_` files."""
+    raise NotImplementedError("compiled code only")
 
-    return types.none(types.uint32, w, i), codegen
+
+def _define_copy(word, text):
+    @define(word)
+    def _(typing_context, at, a, i):
+        def codegen(context, builder, signature, args):
+            index = index_argument(context, builder, signature, args, 2)
+            source = element_pointer(context, builder, a, args[1], index)
+            asm(builder, VOID, text, "r,l", [args[0], _in_space(builder, source, GLOBAL)])
+            return context.get_dummy_value()
+
+        return types.none(types.uint32, a, i), codegen
+
+
+_define_copy(copy_piece, ptx.COPY_PIECE)
+_define_copy(copy_weights, ptx.COPY_WEIGHTS)
+
+
+def bits_of_f32(x):
+    """The bits of a float32. A word of the `cuda_` files."""
+    raise NotImplementedError("compiled code only")
+
+
+@define(bits_of_f32)
+def _(typing_context, x):
+    return types.uint32(types.float32), lambda context, builder, signature, args: builder.bitcast(args[0], I32)
 
 
 def store_piece(at, a, b, c, d):

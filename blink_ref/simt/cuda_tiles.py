@@ -1,10 +1,10 @@
 """Products of many rows on CUDA: tiles of `mma.sync` on tensor cores, from compute capability 9.0 on.
 
-A block multiplies up to 128 stored rows with up to 128 rows of x. Both come in stages of 32 columns, which wait in
-shared memory, three stages ahead: stored rows by 16-byte asynchronous copies, rows of x through registers, where
-each float32 is split in two bfloat16, ``x = high + low``, so that little of it is lost. A warp multiplies a part
-of 32 x 32, in eight accumulators of 16 x 8; where there are parts for half of the warps only, the other half takes
-every second fragment of 16 columns, and its sums are added at the end.
+A block multiplies up to 128 stored rows with up to 128 rows of x. Both come by 16-byte asynchronous copies, in
+stages of 32 columns, which wait in shared memory up to seven ahead. Who wrote x has split each float32 in two
+bfloat16, ``x = high + low``, so that little of it is lost. A warp multiplies a part of 32 x 32, in eight
+accumulators of 16 x 8; where there are parts for half of the warps only, the other half takes every second
+fragment of 16 columns, and its sums are added at the end.
 
 In a stage a row's four pieces of 16 bytes lie in an order that differs from row to row (:func:`_piece`), so that
 the eight rows that a matrix load reads at once lie in different banks.
@@ -14,15 +14,16 @@ from numba import types
 
 from . import ptx
 from . import vocabulary as words
-from .cuda_loops import _four, _keep_rolled
+from .cuda_loops import _keep_rolled
 from .cuda_tensor import (
+    bits_of_f32,
     copy_piece,
+    copy_weights,
     has_tensor_cores,
     load_matrices,
     multiply,
     shared_address,
     split,
-    store_piece,
 )
 from .cuda_words import define_by, define_text
 from .numba_cuda import cuda
@@ -32,17 +33,19 @@ from .vocabulary import (
     block_threads,
     divide,
     f32,
+    f32_of_bits,
     i32,
     i64,
     lane_id,
-    row_dot,
+    lane_sum,
     thread_id,
     u32,
     warp_id,
     warps,
+    widen,
 )
 
-STAGES = 4
+STAGES = 8
 STAGE_ROWS = 128
 ROW_BYTES = 64
 """Of a stage's 32 columns, as bfloat16."""
@@ -72,6 +75,12 @@ def _piece(row, column):
 
 
 @cuda.jit(device=True)
+def _in_stage(e):
+    """Where piece e of a stage's rows lies in its part."""
+    return _piece(u32(e >> 2), u32(e & 3))
+
+
+@cuda.jit(device=True)
 def _stored_at(i, i2, outs, n, e):
     """Where piece e of the stored rows' first columns begins in the weights."""
     row, half = e >> 2, outs >> 1
@@ -80,34 +89,31 @@ def _stored_at(i, i2, outs, n, e):
 
 
 @cuda.jit(device=True)
-def _in_stage(e):
-    """Where piece e of a stage's rows lies in its part."""
-    return _piece(u32(e >> 2), u32(e & 3))
+def _row_at(j, n, e):
+    """Where piece e of the rows' first columns begins in x: high halves, and n / 2 floats further the low ones."""
+    return j + (e >> 2) * n + 4 * (e & 3)
 
 
 @cuda.jit(device=True)
 def _fill_stored(stage, w, i, i2, outs, n, column, e):
     """Start the copies of a stage's columns of the stored rows, from piece e on. All lanes."""
     while e < 4 * outs:
-        copy_piece(u32(stage + _in_stage(e)), w, _stored_at(i, i2, outs, n, e) + column)
+        copy_weights(u32(stage + _in_stage(e)), w, _stored_at(i, i2, outs, n, e) + column)
         e += block_threads()
 
 
 @cuda.jit(device=True)
-def _store_split(at, low, high):
-    """Eight numbers of x, as two pieces of bfloat16; the first one's shared address. One lane."""
-    a, b = split(low[0], low[1]), split(low[2], low[3])
-    c, d = split(high[0], high[1]), split(high[2], high[3])
-    store_piece(at, a[0], b[0], c[0], d[0])
-    store_piece(u32(at + u32(PART_BYTES)), a[1], b[1], c[1], d[1])
+def _copy_halves(to, x, at, n):
+    """Start the copies of a piece of high halves, and of the same of low halves. One lane."""
+    copy_piece(u32(to + u32(PART_BYTES)), x, at)
+    copy_piece(u32(to + u32(2 * PART_BYTES)), x, at + (n >> 1))
 
 
 @cuda.jit(device=True)
 def _fill_rows(stage, x, j, rows, n, column, e):
-    """A stage's columns of the rows of x, from piece e on. All lanes."""
+    """Start the copies of a stage's columns of the rows of x, from piece e on. All lanes."""
     while e < 4 * rows:
-        at = j + (e >> 2) * n + column + 8 * (e & 3)
-        _store_split(u32(stage + u32(PART_BYTES) + _in_stage(e)), _four(x, at), _four(x, at + 4))
+        _copy_halves(u32(stage + _in_stage(e)), x, _row_at(j, n, e) + (column >> 1), n)
         e += block_threads()
 
 
@@ -170,9 +176,9 @@ def _first_row(part, wide):
 
 
 @cuda.jit(device=True)
-def _tile(out, k, w, i, i2, outs, x, j, rows, n):
+def _tile(out, k, w, i, i2, outs, x, j, rows, n, first, columns):
     """:func:`.vocabulary.block_dots` on tensor cores, for a block with a warp for each part of 32 x 32."""
-    stages, chunks = shared_address(out, k), i32(n >> 5)
+    stages, chunks = shared_address(out, k), i32(columns >> 5)
     wide = i32((outs + 31) >> 5)
     parts = i32(wide * ((rows + 31) >> 5))
     part, second, groups = i32(warp_id()), i32(0), i32(1)
@@ -190,17 +196,18 @@ def _tile(out, k, w, i, i2, outs, x, j, rows, n):
     staged = u32(staged + u32(PART_BYTES))
     zero = (f32(0.0), f32(0.0), f32(0.0), f32(0.0))
     sums = (zero, zero, zero, zero, zero, zero, zero, zero)
-    for s in range(STAGES - 1):
-        if s < chunks:
-            _fill_stored(u32(stages + s * STAGE_BYTES), w, i, i2, outs, n, 32 * s, thread_id())
-            _fill_rows(u32(stages + s * STAGE_BYTES), x, j, rows, n, 32 * s, thread_id())
+    chunk = i32(0)
+    while chunk < STAGES - 1:
+        _keep_rolled()
+        if chunk < chunks:
+            there = u32(stages + u32(chunk) * u32(STAGE_BYTES))
+            _fill_stored(there, w, i, i2, outs, n, first + 32 * i64(chunk), thread_id())
+            _fill_rows(there, x, j, rows, n, first + 32 * i64(chunk), thread_id())
         _end_of_group()
-    # the lane's first pieces, which are all it has if there are lanes enough: its piece of x is on its way while
-    # the warp multiplies
-    my_stored = 4 * outs - thread_id() > 0
-    my_row = 4 * rows - thread_id() > 0
-    from_w = _stored_at(i, i2, outs, n, min(thread_id(), 4 * outs - 1))
-    from_x = j + (min(thread_id(), 4 * rows - 1) >> 2) * n + 8 * (min(thread_id(), 4 * rows - 1) & 3)
+        chunk = i32(chunk + 1)
+    # the lane's first pieces, which are all it has if there are lanes enough
+    my_stored, my_row = 4 * outs - thread_id() > 0, 4 * rows - thread_id() > 0
+    from_w, from_x = _stored_at(i, i2, outs, n, thread_id()) + first, _row_at(j, n, thread_id()) + (first >> 1)
     to = _in_stage(thread_id())
     chunk = i32(0)
     while chunk < chunks:
@@ -208,14 +215,15 @@ def _tile(out, k, w, i, i2, outs, x, j, rows, n):
         _wait_for_groups()
         barrier()
         ahead = i32(chunk + STAGES - 1)
-        there = u32(stages + u32(ahead & (STAGES - 1)) * u32(STAGE_BYTES))
-        column = i32(32 * min(ahead, i32(chunks - 1)))
         if ahead < chunks:
+            there, column = u32(stages + u32(ahead & (STAGES - 1)) * u32(STAGE_BYTES)), 32 * i64(ahead)
             if my_stored:
-                copy_piece(u32(there + to), w, from_w + column)
-            _fill_stored(there, w, i, i2, outs, n, column, thread_id() + block_threads())
+                copy_weights(u32(there + to), w, from_w + column)
+            if my_row:
+                _copy_halves(u32(there + to), x, from_x + (column >> 1), n)
+            _fill_stored(there, w, i, i2, outs, n, first + column, thread_id() + block_threads())
+            _fill_rows(there, x, j, rows, n, first + column, thread_id() + block_threads())
         _end_of_group()
-        low, high = _four(x, from_x + column), _four(x, from_x + column + 4)
         if part < parts:
             here = u32(stages + u32(chunk & (STAGES - 1)) * u32(STAGE_BYTES))
             step = second
@@ -223,10 +231,6 @@ def _tile(out, k, w, i, i2, outs, x, j, rows, n):
                 flip = u32(step << 5)
                 sums = _multiply_fragment(sums, u32(here + (stored ^ flip)), u32(here + (staged ^ flip)))
                 step = i32(step + groups)
-        if ahead < chunks:
-            if my_row:
-                _store_split(u32(there + u32(PART_BYTES) + to), low, high)
-            _fill_rows(there, x, j, rows, n, column, thread_id() + block_threads())
         chunk = i32(chunk + 1)
     barrier()  # nobody reads the stages any more, where the sums go
     at = k + _first_row(part, wide) * DOTS_PITCH + _first_stored(part, wide)
@@ -238,7 +242,17 @@ def _tile(out, k, w, i, i2, outs, x, j, rows, n):
 
 
 @cuda.jit(device=True)
-def _rows_one_by_one(out, k, w, i, i2, outs, x, j, rows, n):
+def _number(x, j, n, i):
+    """Number i of a row that `row_put` has written."""
+    if not has_tensor_cores():
+        return x[j + i]
+    at = j + (i >> 1)
+    high, low, shift = bits_of_f32(x[at]), bits_of_f32(x[at + (n >> 1)]), u32((i & 1) << 4)
+    return f32_of_bits(u32((high >> shift) << u32(16))) + f32_of_bits(u32((low >> shift) << u32(16)))
+
+
+@cuda.jit(device=True)
+def _rows_one_by_one(out, k, w, i, i2, outs, x, j, rows, n, first, columns):
     """:func:`.vocabulary.block_dots` without tensor cores: a warp takes a stored row at a time."""
     half, r = outs >> 1, warp_id()
     while r < outs:
@@ -246,23 +260,41 @@ def _rows_one_by_one(out, k, w, i, i2, outs, x, j, rows, n):
         if r >= half:
             at = i2 + (r - half) * n
         for t in range(rows):
-            y = row_dot(w, at, x, j + t * n, n)
+            y, c = f32(0.0), first + lane_id()
+            while c < first + columns:
+                y += widen(w[at + c]) * _number(x, j + t * n, n, c)
+                c += 32
+            y = lane_sum(y)
             if lane_id() == 0:
                 out[k + t * DOTS_PITCH + r] = y
         r += warps()
 
 
+@define_by(words.row_put)
+def _(x, j, n, i, a, b):
+    def row_put(x, j, n, i, a, b):
+        if has_tensor_cores():
+            high, low = split(a, b)
+            x[j + (i >> 1)] = f32_of_bits(high)
+            x[j + (n >> 1) + (i >> 1)] = f32_of_bits(low)
+        else:
+            x[j + i] = a
+            x[j + i + 1] = b
+
+    return row_put
+
+
 @define_by(words.block_dots)
-def _(out, k, w, i, i2, outs, x, j, rows, n):
-    def of_bfloat16(out, k, w, i, i2, outs, x, j, rows, n):
+def _(out, k, w, i, i2, outs, x, j, rows, n, first, columns):
+    def of_bfloat16(out, k, w, i, i2, outs, x, j, rows, n, first, columns):
         parts = ((outs + 31) >> 5) * ((rows + 31) >> 5)
         if has_tensor_cores() and parts <= warps():
-            _tile(out, k, w, i, i2, outs, x, j, rows, n)
+            _tile(out, k, w, i, i2, outs, x, j, rows, n, first, columns)
         else:
-            _rows_one_by_one(out, k, w, i, i2, outs, x, j, rows, n)
+            _rows_one_by_one(out, k, w, i, i2, outs, x, j, rows, n, first, columns)
 
-    def of_others(out, k, w, i, i2, outs, x, j, rows, n):
-        _rows_one_by_one(out, k, w, i, i2, outs, x, j, rows, n)
+    def of_others(out, k, w, i, i2, outs, x, j, rows, n, first, columns):
+        _rows_one_by_one(out, k, w, i, i2, outs, x, j, rows, n, first, columns)
 
     return of_bfloat16 if w.dtype == types.uint16 else of_others
 

@@ -149,27 +149,29 @@ def _(x):
     return lambda x: math.exp(x)
 
 
-def compiles_for(least: int) -> Any:
-    """A word: whether this compiles for compute capability `least` / 100 or newer. A constant, which NVVM knows.
+def is_at_least(builder: Any, least: int) -> Any:
+    """Whether this compiles for compute capability `least` / 100 or newer: a constant, which NVVM knows.
 
     So what numba-cuda keeps of compiled callees fits every GPU.
     """
+    text = cgutils.make_bytearray(b"__CUDA_ARCH\0")
+    name = cgutils.global_constant(builder.module, "reflect.arch", text)
+    pointer = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(I32, [pointer])
+    reflect = cgutils.get_or_insert_function(builder.module, kind, "__nvvm_reflect")
+    arch = builder.call(reflect, [builder.bitcast(name, pointer)])
+    return builder.icmp_signed(">=", arch, ir.Constant(I32, least))
+
+
+def compiles_for(least: int) -> Any:
+    """A word: :func:`is_at_least`."""
 
     def word():
         raise NotImplementedError("compiled code only")
 
     @define(word)
     def _(typing_context):
-        def codegen(context, builder, signature, args):
-            text = cgutils.make_bytearray(b"__CUDA_ARCH\0")
-            name = cgutils.global_constant(builder.module, "reflect.arch", text)
-            pointer = ir.IntType(8).as_pointer()
-            kind = ir.FunctionType(I32, [pointer])
-            reflect = cgutils.get_or_insert_function(builder.module, kind, "__nvvm_reflect")
-            arch = builder.call(reflect, [builder.bitcast(name, pointer)])
-            return builder.icmp_signed(">=", arch, ir.Constant(I32, least))
-
-        return types.boolean(), codegen
+        return types.boolean(), lambda context, builder, signature, args: is_at_least(builder, least)
 
     return word
 

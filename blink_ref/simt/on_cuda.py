@@ -26,7 +26,7 @@ from . import vocabulary as words
 from .cache import Locator, pass_over_what_is_gone
 from .cuda_words import arena
 from .device import DeviceFunction, references
-from .numba_cuda import cuda, cuda_types, driver, typeof, typeof_impl
+from .numba_cuda import cuda, cuda_types, driver, no_index_from_the_end, typeof, typeof_impl
 from .numba_cuda import dispatcher as cuda_dispatcher
 from .vocabulary import GRID_WORDS, Block, i64, u32
 
@@ -200,7 +200,8 @@ def start(fn: DeviceFunction, blocks: int, lanes: int, args: tuple[Any, ...], sh
         raise BlinkError(f"{fn} needs whole warps, for {', '.join(work)}; launch it with 32 lanes")
     run = kernel(fn, lanes)
     grid = cuda.to_device(np.zeros(GRID_WORDS, np.uint32))
-    compiled = run.compile((typeof(grid), typeof(args)))
+    with no_index_from_the_end():
+        compiled = run.compile((typeof(grid), typeof(args)))
     compiled.cooperative = True
     _allow_shared(compiled, shared * 4)
     stream, done = cuda.stream(), cuda.event(timing=False)
@@ -266,12 +267,13 @@ def compile_to_ptx(fn: DeviceFunction, argument_types: tuple[Any, ...], lanes: i
     try:
         kernel.cache_clear()
         _forget(fn)
-        code, _ = cuda.compile_ptx(
-            kernel(fn, lanes).py_func,
-            (grid, types.BaseTuple.from_types(argument_types)),
-            cc=cc,
-            launch_bounds=(lanes, 1),
-        )
+        with no_index_from_the_end():
+            code, _ = cuda.compile_ptx(
+                kernel(fn, lanes).py_func,
+                (grid, types.BaseTuple.from_types(argument_types)),
+                cc=cc,
+                launch_bounds=(lanes, 1),
+            )
     finally:
         cuda_dispatcher.get_current_device = current
         kernel.cache_clear()

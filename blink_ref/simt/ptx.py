@@ -32,8 +32,13 @@ COPY = "mov.b64 $0, $1;"
 NO_UNROLL = '.pragma "nounroll";'
 
 # 16 bytes of weights that nothing writes while the kernel runs: the read-only path, and not kept in
-# L1, which they would only sweep.
+# L1, which they would only sweep. From 8.0 on, L2 keeps them for less time than anything else.
 LOAD_WEIGHTS = "ld.global.nc.L1::no_allocate.v4.u32 {$0, $1, $2, $3}, [$4];"
+LOAD_WEIGHTS_ONCE = """{
+.reg .b64 policy;
+createpolicy.fractional.L2::evict_first.b64 policy, 1.0;
+ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {$0, $1, $2, $3}, [$4], policy;
+}"""
 
 # A float32 whose upper half is the upper (or lower) half of a 32-bit word: the bfloat16s in a pair.
 HIGH_HALF = "and.b32 $0, $1, 0xffff0000;"
@@ -94,8 +99,14 @@ sub.rn.f32 odd, $3, odd;
 cvt.rn.bf16x2.f32 $1, odd, even;
 }"""
 
-# 16 bytes from global [$1] to shared [$0], asynchronously; a group of copies ends; how many may be on their way.
+# 16 bytes from global [$1] to shared [$0], asynchronously; the same, of weights; a group of copies ends; how many
+# groups may be on their way.
 COPY_PIECE = "cp.async.cg.shared.global [$0], [$1], 16;"
+COPY_WEIGHTS = """{
+.reg .b64 policy;
+createpolicy.fractional.L2::evict_first.b64 policy, 1.0;
+cp.async.cg.shared.global.L2::cache_hint [$0], [$1], 16, policy;
+}"""
 END_OF_GROUP = "cp.async.commit_group;"
 WAIT_FOR_GROUPS = "cp.async.wait_group {};"
 

@@ -395,16 +395,26 @@ def row_dots_of_two(w, i, i2, x, j, rows, n, out, k, k2):
 
 DOTS_ROWS, DOTS_PITCH = 128, 132
 """Most rows of either kind in :func:`block_dots`; floats from one row of its results to the next."""
-DOTS_FLOATS = 24576
+DOTS_FLOATS = 49152
 """Floats of the arena that :func:`block_dots` works in: for results, and on CUDA for stages of both factors."""
 
 
-def block_dots(out, k, w, i, i2, outs, x, j, rows, n):
+def row_put(x, j, n, i, a, b):
+    """Numbers i and i + 1 of the row of n that begins at ``x[j]`` are a and b, for :func:`block_dots`. One lane.
+
+    On CUDA with tensor cores the row is kept as two bfloat16 a number, which lack 2**-17 of it at most, in the
+    same place: n high halves, then n low ones. n is a multiple of 32, j of 8, i of 2.
+    """
+    x[j + i], x[j + i + 1] = a, b
+
+
+def block_dots(out, k, w, i, i2, outs, x, j, rows, n, first, columns):
     """``out[k + t * DOTS_PITCH + r]`` = dot product of stored row r and row t of x, for r < `outs`, t < `rows`.
 
-    By all lanes of the block; both numbers are at most DOTS_ROWS. The first ``outs // 2`` stored rows of n numbers
-    begin at ``w[i]``, the others at ``w[i2]`` (see :func:`widen`); the rows of x at ``x[j]``. `out` is the arena,
-    where DOTS_FLOATS from k on are the word's own; k is a multiple of 16, n of 32, i, i2 and j of 8.
+    Of `columns` columns, from `first` on. By all lanes of the block; `outs` and `rows` are at most DOTS_ROWS. Of
+    the stored rows of n numbers (see :func:`widen`) ``outs // 2`` begin at ``w[i]``, the others at ``w[i2]``; the
+    rows of x at ``x[j]``, as :func:`row_put` writes them. `out` is the arena, where DOTS_FLOATS from k on are the
+    word's own; k is a multiple of 16, n, `first` and `columns` of 32, i, i2 and j of 8.
 
     A barrier stands before the call, and one before anybody reads the results. The order of the additions depends
     on everything: a row's result may differ with the rows beside it, by float32's rounding. CUDA, from compute
@@ -413,8 +423,8 @@ def block_dots(out, k, w, i, i2, outs, x, j, rows, n):
     half = outs // 2
     for t in range(me().thread, rows, me().block.threads):
         for r in range(outs):
-            at = i + r * n if r < half else i2 + (r - half) * n
-            out[k + t * DOTS_PITCH + r] = _stored_dot(w[at : at + n], x[j + t * n : j + (t + 1) * n])
+            at, row = (i + r * n if r < half else i2 + (r - half) * n) + first, j + t * n + first
+            out[k + t * DOTS_PITCH + r] = _stored_dot(w[at : at + columns], x[row : row + columns])
 
 
 TILE_GAP = 4
@@ -436,8 +446,8 @@ def tile_dots(arena, k, a, rows, b, across, n):
     """Row t, column c at k = dot product of row t of the tile at a and row c of the one at b, of n columns both.
 
     By all lanes of the block, for t < `rows` and c < `across`, a multiple of 32. The results are float32, their
-    rows ``across + TILE_GAP`` floats apart; of rows up to the next multiple of 32 anything may be written. A barrier
-    stands before the call, and one before anybody reads the results. CUDA, as :func:`block_dots`: tensor cores.
+    rows ``across + TILE_GAP`` floats apart; of rows up to the next multiple of 32 anything may be written. A
+    barrier stands before the call, and one before anybody reads the results. CUDA: tensor cores, as there.
     """
     for t in range(me().thread, rows, me().block.threads):
         row = a + t * (n + TILE_GAP)
