@@ -104,25 +104,28 @@ def products(block, a, b, weights, rows, across, n, dots, mixed):
     at_mixed = at_b + 128 * gap
     results = at_mixed + 128 * gap
     poison_arena(block)
-    e = i64(thread_id()) * 8
+    e = i64(thread_id()) * 16
     while e < rows * n:
         tile_put(shared, at_a, e // n, n, e % n, a, e)
-        for m in range(8):
+        for m in range(16):
             shared[at_mixed + e // n * gap + e % n + m] = mixed[e + m]
-        e += 8 * block_threads()
-    e = i64(thread_id()) * 8
+        e += 16 * block_threads()
+    e = i64(thread_id()) * 16
     while e < across * n:
         tile_put(shared, at_b, e // n, n, e % n, b, e)
-        e += 8 * block_threads()
+        e += 16 * block_threads()
     barrier()
     tile_dots(shared, results, at_a, rows, at_b, across, n)
     barrier()
     e = i64(thread_id())
     while e < rows * across:
-        at = results + e // across * (across + TILE_GAP) + e % across
-        dots[e] = shared[at]
-        shared[at] = weights[e]
+        dots[e] = shared[results + e // across * (across + TILE_GAP) + e % across]
         e += block_threads()
+    barrier()
+    e = i64(thread_id()) * 16
+    while e < rows * across:
+        tile_put(shared, results, e // across, across, e % across, weights, e)
+        e += 16 * block_threads()
     barrier()
     tile_mix(shared, at_mixed, results, rows, across, at_b, n)
     barrier()

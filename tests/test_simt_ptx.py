@@ -61,6 +61,7 @@ from blink_ref.simt.vocabulary import (
     row_dots_of_two,
     row_mix,
     row_put,
+    row_weigh,
     store_relaxed,
     store_release,
     thread_id,
@@ -127,7 +128,9 @@ def use_every_word(block, floats, halves, stored, words, longs):
     if tiles_pay(stored):
         block_dots(block.shared, q, stored, q, r, i64(8), floats, r, i64(8), i64(64), i64(32), i64(32))
     block_dots(block.shared, q, halves, q, r, i64(8), floats, r, i64(8), i64(64), i64(0), i64(64))
-    tile_put(block.shared, q, r, i64(64), i64(8), floats, i)
+    tile_put(block.shared, q, r, i64(64), i64(16), floats, i)
+    highest, total = row_weigh(block.shared, q, i64(64), r, floats[r], floats[i])
+    floats[i] += highest + total
     tile_dots(block.shared, q, r, i64(8), r, i64(32), i64(64))
     tile_mix(block.shared, q, r, i64(8), i64(32), r, i64(64))
     relax(i)

@@ -66,9 +66,9 @@ def layers_of_few_rows(block, window, plans, now, cache, model, act):
     plan = plan_of(plans, now)
     rows, layer, interrupted = i64(plan.count[ROWS]), i32(plan.count[FIRST_LAYER]), False
     weights, matrix = model.weights, model.matrix
-    timed = timed_layer(block, plan)
     while layer < model.layers and not interrupted:
         plan = plan_of(plans, now)
+        timed = timed_layer(block, plan)
         stamp(plan, LAYER, layer == timed)
         hidden, ffn = opaque(i64(model.hidden)), opaque(i64(model.ffn))
         heads = opaque(i64(model.heads)) * i64(model.head_dim)

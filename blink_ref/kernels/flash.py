@@ -20,10 +20,9 @@ from ..simt.vocabulary import (
     i32,
     i64,
     lane_id,
-    lane_max,
-    lane_sum,
     opaque,
     row_put,
+    row_weigh,
     thread_id,
     tile_dots,
     tile_mix,
@@ -165,9 +164,9 @@ def take_queries(block, t0, queries, kv_head, model, q):
     """Queries into the arena; nothing is known of their scores, and their sums are 0. All lanes."""
     shared, d = block.shared, opaque(i64(model.head_dim))
     e = i64(thread_id())
-    while e < queries * (d >> 3):
-        query, i = divide(e, d >> 3)
-        tile_put(shared, queries_at(d), query, d, 8 * i, q, query_at(t0, query, kv_head, model) + 8 * i)
+    while e < queries * (d >> 4):
+        query, i = divide(e, d >> 4)
+        tile_put(shared, queries_at(d), query, d, 16 * i, q, query_at(t0, query, kv_head, model) + 16 * i)
         e += block_threads()
     e = i64(thread_id())
     while e < queries * (d + TILE_GAP):
@@ -188,11 +187,11 @@ def take_positions(shared, stored, cache, slot, first, n, across, layer, kv_head
     """
     d, size = opaque(i64(model.head_dim)), i64(cache.page_size)
     e = i64(thread_id())
-    while e < across * (d >> 3):
-        position, i = divide(e, d >> 3)
+    while e < across * (d >> 4):
+        position, i = divide(e, d >> 4)
         n_page, inside = divide(first + min(position, n - 1), size)
         at = page_start(cache, model, layer, cache.table[slot, n_page], kv_head) + inside * d
-        tile_put(shared, positions_at(d), position, d, 8 * i, stored, at + 8 * i)
+        tile_put(shared, positions_at(d), position, d, 16 * i, stored, at + 16 * i)
         e += block_threads()
 
 
@@ -205,34 +204,21 @@ def weigh(shared, plan, t0, queries, group, first, across, d):
     scale = f32(1.0) / f32(math.sqrt(f32(d)))
     query = i64(warp_id())
     while query < queries:
-        last = i64(plan.position[t0 + divide(query, group)[0]]) - first
+        seen = i64(plan.position[t0 + divide(query, group)[0]]) + 1 - first
         at, known = scores_at(d) + query * (across + TILE_GAP), SCRATCH + 2 * query
         maximum, total = shared[known], shared[known + 1]
-        highest = NOTHING
-        p = i64(lane_id())
-        while p < min(across, last + 1):
-            highest = max(highest, shared[at + p] * scale)
-            p += warp_width()
-        highest = max(maximum, lane_max(highest))
-        part = f32(0.0)
-        p = i64(lane_id())
-        while p < across:
-            weight = f32(0.0)
-            if p <= last:
-                weight = exp(shared[at + p] * scale - highest)
-            shared[at + p] = weight
-            part += weight
-            p += warp_width()
-        shrink = exp(maximum - highest)
-        part = lane_sum(part)
+        highest, part = row_weigh(shared, at, across, seen, scale, maximum)
+        if highest > maximum:
+            shrink = exp(maximum - highest)
+            total *= shrink
+            i = i64(lane_id())
+            while i < d:
+                shared[sums_at(d) + query * (d + TILE_GAP) + i] *= shrink
+                i += warp_width()
         warp_barrier()  # all lanes have seen what was known
         if lane_id() == 0:
             shared[known] = highest
-            shared[known + 1] = total * shrink + part
-        i = i64(lane_id())
-        while i < d:
-            shared[sums_at(d) + query * (d + TILE_GAP) + i] *= shrink
-            i += warp_width()
+            shared[known + 1] = total + part
         query += warps()
 
 

@@ -28,7 +28,7 @@ from .lowering import (
     is_vector,
     register,
 )
-from .vocabulary import DOTS_PITCH, TILE_GAP, row_dot
+from .vocabulary import DOTS_PITCH, TILE_GAP, exp, f32, row_dot
 
 
 def _define(word: Any) -> Any:
@@ -128,10 +128,27 @@ def _(out, k, w, i, i2, outs, x, j, rows, n, first, columns):
 def _(arena, k, t, n, i, x, j):
     def tile_put(arena, k, t, n, i, x, j):
         at = k + t * (n + TILE_GAP) + i
-        for m in range(8):
+        for m in range(16):
             arena[at + m] = x[j + m]
 
     return tile_put
+
+
+@overload(words.row_weigh, target="cpu", strict=False)
+def _(arena, at, n, seen, scale, maximum):
+    def row_weigh(arena, at, n, seen, scale, maximum):
+        end = min(n, seen)
+        highest, total = maximum, f32(0.0)
+        for c in range(end):
+            highest = max(highest, arena[at + c] * scale)
+        for c in range(end):
+            arena[at + c] = exp(arena[at + c] * scale - highest)
+            total += arena[at + c]
+        for c in range(max(end, 0), n):
+            arena[at + c] = f32(0.0)
+        return highest, total
+
+    return row_weigh
 
 
 @overload(words.tile_dots, target="cpu", strict=False)

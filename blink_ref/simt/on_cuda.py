@@ -39,6 +39,7 @@ WARP_WORDS |= {
     words.warp_barrier,
     words.block_dots,
     words.tile_dots,
+    words.row_weigh,
     words.tile_mix,
 }
 

@@ -432,14 +432,14 @@ TILE_GAP = 4
 
 
 def tile_put(arena, k, t, n, i, x, j):
-    """Numbers i to i + 7 of row t of the tile at k, of n columns, are ``x[j:j+8]``; by one lane.
+    """Numbers i to i + 15 of row t of the tile at k, of n columns, are ``x[j:j+16]``; by one lane.
 
     Rows are ``n + TILE_GAP`` floats apart. Only :func:`tile_dots` and :func:`tile_mix` read such a tile: tensor
-    cores take it as pairs of bfloat16, which lack 2**-17 of a number at most. k is a multiple of 4, n of 16,
-    i and j of 8.
+    cores take it as pairs of bfloat16, which lack 2**-17 of a number at most. k is a multiple of 4, n, i and j
+    of 16.
     """
     at = k + t * (n + TILE_GAP) + i
-    arena[at : at + 8] = x[j : j + 8]
+    arena[at : at + 16] = x[j : j + 16]
 
 
 def tile_dots(arena, k, a, rows, b, across, n):
@@ -456,11 +456,25 @@ def tile_dots(arena, k, a, rows, b, across, n):
             arena[k + t * (across + TILE_GAP) + c] = np.dot(arena[row : row + n], arena[other : other + n])
 
 
-def tile_mix(arena, k, p, rows, across, b, n):
-    """Row t at k += sum over c < `across` of the number at row t, column c at p * row c of the tile at b.
+def row_weigh(arena, at, n, seen, scale, maximum):
+    """A row of n scores becomes one of a tile: exp(score * scale - highest) of the first `seen`, 0 of the others.
 
-    As :func:`tile_dots`; what is at p are its results, or numbers in their place; n is a multiple of 32, and the
-    rows at k are ``n + TILE_GAP`` floats apart.
+    By one warp, whose lanes all get the highest of the scaled scores and `maximum`, and the sum of the row. n is a
+    multiple of 32, at most 128, `at` of 4; if nothing is seen, `maximum` is a number.
+    """
+    lane, lanes = me().lane, me().warp.width
+    mine = arena[at + lane : at + n : lanes] * scale
+    mine[np.arange(lane, n, lanes) >= seen] = -np.inf
+    highest = max(maximum, lane_max(mine.max(initial=np.float32(-np.inf))))
+    mine = np.exp(mine - highest)
+    arena[at + lane : at + n : lanes] = mine
+    return highest, lane_sum(mine.sum(dtype=np.float32))
+
+
+def tile_mix(arena, k, p, rows, across, b, n):
+    """Row t at k += sum over c < `across` of number c of row t of the tile at p * row c of the tile at b.
+
+    As :func:`tile_dots`; n is a multiple of 32, and the rows at k are float32, ``n + TILE_GAP`` floats apart.
     """
     for t in range(me().thread, rows, me().block.threads):
         for c in range(across):
