@@ -1,10 +1,10 @@
 """Products of many rows on CUDA: tiles of `mma.sync` on tensor cores, from compute capability 9.0 on.
 
 A block multiplies up to 128 stored rows with up to 128 rows of x. Both come by 16-byte asynchronous copies, in
-stages of 32 columns, which wait in shared memory up to seven ahead. Who wrote x has split each float32 in two
-bfloat16, ``x = high + low``, so that little of it is lost. A warp multiplies a part of 32 x 32, in eight
-accumulators of 16 x 8; where there are parts for half of the warps only, the other half takes every second
-fragment of 16 columns, and its sums are added at the end.
+stages of twice 32 columns, which wait in shared memory up to three ahead. Who wrote x has split each float32 in
+two bfloat16, ``x = high + low``, so that little of it is lost. A warp multiplies a part of 32 x 32, in eight
+accumulators of 16 x 8; where there are parts for half of the warps only, or for a quarter, the others share each
+stage's fragments of 16 columns with them, and their sums are added at the end.
 
 In a stage a row's four pieces of 16 bytes lie in an order that differs from row to row (:func:`_piece`), so that
 the eight rows that a matrix load reads at once lie in different banks.
@@ -45,13 +45,14 @@ from .vocabulary import (
     widen,
 )
 
-STAGES = 8
+STAGES = 4
 STAGE_ROWS = 128
 ROW_BYTES = 64
-"""Of a stage's 32 columns, as bfloat16."""
+"""Of 32 columns, as bfloat16."""
 PART_BYTES = STAGE_ROWS * ROW_BYTES
-"""A stage has three such parts: stored rows, the high and the low halves of x."""
-STAGE_BYTES = 3 * PART_BYTES
+"""Half of a stage has three such parts: stored rows, the high and the low halves of x."""
+HALF_STAGE = 3 * PART_BYTES
+STAGE_BYTES = 2 * HALF_STAGE
 
 
 def _end_of_group():
@@ -118,6 +119,16 @@ def _fill_rows(stage, x, j, rows, n, column, e):
 
 
 @cuda.jit(device=True)
+def _fill(stage, w, i, i2, outs, x, j, rows, n, column, end):
+    """Start all copies of a stage, from a column on, as far as there are any. All lanes."""
+    half = i32(0)
+    while half < 2 and column < end:
+        _fill_stored(stage, w, i, i2, outs, n, column, thread_id())
+        _fill_rows(stage, x, j, rows, n, column, thread_id())
+        stage, column, half = u32(stage + u32(HALF_STAGE)), column + 32, i32(half + 1)
+
+
+@cuda.jit(device=True)
 def _multiply_split(c, a, high, low, h2, l2):
     return multiply(multiply(c, a, high, h2), a, low, l2)
 
@@ -178,15 +189,14 @@ def _first_row(part, wide):
 @cuda.jit(device=True)
 def _tile(out, k, w, i, i2, outs, x, j, rows, n, first, columns):
     """:func:`.vocabulary.block_dots` on tensor cores, for a block with a warp for each part of 32 x 32."""
-    stages, chunks = shared_address(out, k), i32(columns >> 5)
+    stages, chunks = shared_address(out, k), i32((columns + 63) >> 6)
     wide = i32((outs + 31) >> 5)
     parts = i32(wide * ((rows + 31) >> 5))
-    part, second, groups = i32(warp_id()), i32(0), i32(1)
-    if 2 * parts <= warps():
-        groups = i32(2)
-        if part >= parts:
-            part = i32(part - parts)
-            second = i32(1)
+    part, group, groups = i32(warp_id()), i32(0), i32(1)
+    while 2 * groups * parts <= warps() and groups < 4:
+        groups = i32(2 * groups)
+    while part >= parts and group + 1 < groups:
+        part, group = i32(part - parts), i32(group + 1)
     lane = u32(lane_id())
     # the lanes' rows and pieces in the matrices that a load reads: rows 0 to 15 and pieces 0 and 1 of a fragment
     row = u32((lane & u32(7)) + (lane & u32(8)))
@@ -196,18 +206,19 @@ def _tile(out, k, w, i, i2, outs, x, j, rows, n, first, columns):
     staged = u32(staged + u32(PART_BYTES))
     zero = (f32(0.0), f32(0.0), f32(0.0), f32(0.0))
     sums = (zero, zero, zero, zero, zero, zero, zero, zero)
+    end = first + columns
     chunk = i32(0)
     while chunk < STAGES - 1:
         _keep_rolled()
         if chunk < chunks:
-            there = u32(stages + u32(chunk) * u32(STAGE_BYTES))
-            _fill_stored(there, w, i, i2, outs, n, first + 32 * i64(chunk), thread_id())
-            _fill_rows(there, x, j, rows, n, first + 32 * i64(chunk), thread_id())
+            _fill(
+                u32(stages + u32(chunk) * u32(STAGE_BYTES)), w, i, i2, outs, x, j, rows, n, first + 64 * chunk, end
+            )
         _end_of_group()
         chunk = i32(chunk + 1)
     # the lane's first pieces, which are all it has if there are lanes enough
     my_stored, my_row = 4 * outs - thread_id() > 0, 4 * rows - thread_id() > 0
-    from_w, from_x = _stored_at(i, i2, outs, n, thread_id()) + first, _row_at(j, n, thread_id()) + (first >> 1)
+    from_w, from_x = _stored_at(i, i2, outs, n, thread_id()), _row_at(j, n, thread_id())
     to = _in_stage(thread_id())
     chunk = i32(0)
     while chunk < chunks:
@@ -215,30 +226,32 @@ def _tile(out, k, w, i, i2, outs, x, j, rows, n, first, columns):
         _wait_for_groups()
         barrier()
         ahead = i32(chunk + STAGES - 1)
-        if ahead < chunks:
-            there, column = u32(stages + u32(ahead & (STAGES - 1)) * u32(STAGE_BYTES)), 32 * i64(ahead)
+        there, column = u32(stages + u32(ahead & (STAGES - 1)) * u32(STAGE_BYTES)), first + 64 * ahead
+        half = i32(0)
+        while half < 2 and column < end:
             if my_stored:
                 copy_weights(u32(there + to), w, from_w + column)
             if my_row:
                 _copy_halves(u32(there + to), x, from_x + (column >> 1), n)
-            _fill_stored(there, w, i, i2, outs, n, first + column, thread_id() + block_threads())
-            _fill_rows(there, x, j, rows, n, first + column, thread_id() + block_threads())
+            _fill_stored(there, w, i, i2, outs, n, column, thread_id() + block_threads())
+            _fill_rows(there, x, j, rows, n, column, thread_id() + block_threads())
+            there, column, half = u32(there + u32(HALF_STAGE)), column + 32, i32(half + 1)
         _end_of_group()
         if part < parts:
             here = u32(stages + u32(chunk & (STAGES - 1)) * u32(STAGE_BYTES))
-            step = second
-            while step < 2:
-                flip = u32(step << 5)
-                sums = _multiply_fragment(sums, u32(here + (stored ^ flip)), u32(here + (staged ^ flip)))
+            step, steps = group, min(i32(4), i32((end - first - 64 * chunk) >> 4))
+            while step < steps:
+                flip, at = u32(u32(step & 1) << u32(5)), u32(here + u32(step >> 1) * u32(HALF_STAGE))
+                sums = _multiply_fragment(sums, u32(at + (stored ^ flip)), u32(at + (staged ^ flip)))
                 step = i32(step + groups)
         chunk = i32(chunk + 1)
-    barrier()  # nobody reads the stages any more, where the sums go
     at = k + _first_row(part, wide) * DOTS_PITCH + _first_stored(part, wide)
-    if part < parts and second == 0:
-        _put_part(out, at, sums, False)
-    barrier()
-    if part < parts and second == 1:
-        _put_part(out, at, sums, True)
+    turn = i32(0)
+    while turn < groups:
+        barrier()  # nobody reads the stages any more, where the sums go; nor does one add while another does
+        if part < parts and group == turn:
+            _put_part(out, at, sums, turn > 0)
+        turn = i32(turn + 1)
 
 
 @cuda.jit(device=True)
