@@ -38,9 +38,6 @@ MOST_SURVIVORS = 0.05
 """Of all mutants, however good the reasons."""
 
 REDUNDANT = {
-    "kernels.tiles.normalise: barrier 1": (
-        "the words before and after it share a row's floats out among the lanes alike, though they do not say so"
-    ),
     "kernels.penalties.adjust: barrier 1": (
         "where there are penalties, another barrier follows before `adjusted` is touched again; where there are "
         "none, each lane reads what it has written itself"

@@ -313,6 +313,17 @@ def test_float_weights_are_read_sixteen_bytes_at_a_time():
 
 
 @device
+def pick(block, a, out):
+    out[thread_id()] = a[i64(out[thread_id()])]
+
+
+def test_no_index_is_asked_whether_it_counts_from_the_end():
+    ptx = compiled(pick, FLOATS, vector(np.int64))
+    assert "ld.global.f32" in ptx
+    assert not re.findall(r"\b(selp|shr)\b", ptx)
+
+
+@device
 def divide_all(block, a):
     q, r = divide(a[0], a[1])
     a[2] = q + r

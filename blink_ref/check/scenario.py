@@ -5,6 +5,8 @@ from others, an urgent request between two layers, every filter, cancelled reque
 time, slots used again at once, a small outbox, and the stop word at the end.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +20,7 @@ from ..model.config import ModelConfig
 from ..model.weights import Weights
 from ..ring.layout import BEAT_EVENTS, BEAT_STATE, END, STOPPED, TOKEN, URGENT, unpack_record
 from ..simt.checker import Count, check
-from ..simt.vocabulary import SYSTEM, load_acquire, relax, store_release
+from ..simt.vocabulary import DOTS_ROWS, SYSTEM, load_acquire, relax, store_release
 
 MODEL = ModelConfig(
     name="smallest",
@@ -28,7 +30,7 @@ MODEL = ModelConfig(
     layers=2,
     heads=2,
     kv_heads=1,
-    head_dim=8,
+    head_dim=16,
     context=24,
     rms_eps=1e-5,
     rope_theta=10000.0,
@@ -200,16 +202,28 @@ def run(seed: int) -> list[Count]:
     window = memory.device_window(nic_half, gpu_half, layout)
     args = memory.arguments(MODEL, Weights.random(MODEL, seed=1, scale=0.3), settings, window)
     *most, cache, model, act, context = args
+    act = act._replace(pieces=memory.poisoned(settings.blocks * DOTS_ROWS * DOTS_ROWS))
     args = *most, cache, model._replace(tiles=in_tiles), act, context
-    return check(
-        serve,
-        settings.blocks,
-        settings.lanes,
-        *args,
-        0,
-        PATIENCE,
-        seed=seed,
-        shared=settings.shared,
-        outside=[Nic()],
-        unwritten=[cache.keys, cache.values, *act._replace(counts=act.x)],
-    )
+    with narrow_pieces():
+        return check(
+            serve,
+            settings.blocks,
+            settings.lanes,
+            *args,
+            0,
+            PATIENCE,
+            seed=seed,
+            shared=settings.shared,
+            outside=[Nic()],
+            unwritten=[cache.keys, cache.values, *act._replace(counts=act.x)],
+        )
+
+
+@contextmanager
+def narrow_pieces() -> Iterator[None]:
+    """Tiles of this model, too, are cut in pieces."""
+    columns, tiles.COLUMNS = tiles.COLUMNS, 4
+    try:
+        yield
+    finally:
+        tiles.COLUMNS = columns

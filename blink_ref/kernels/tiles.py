@@ -134,7 +134,7 @@ def product(block, plan, rows, kind, layer, model, sampling, cache, act):
         )
         barrier()
         if pieces_of_tile(block, model, kind, rows) > 1:
-            keep_piece(shared, act.pieces, item, here)
+            keep_piece(shared, act.pieces, item, here, outs)
         else:
             finish_tile(block, plan, rows, kind, layer, model, sampling, cache, act, i32(opaque(i64(item))))
         item = i32(item + block.blocks)
@@ -172,11 +172,11 @@ def pieces_of_tile(block, model, kind, rows):
 
 
 @device
-def keep_piece(shared, pieces, item, here):
+def keep_piece(shared, pieces, item, here, outs):
     """The results of a piece of a tile, out of the arena. A warp takes a row at a time."""
     t = i64(warp_id())
     while t < here:
-        copy_row(shared, SCRATCH + t * DOTS_PITCH, pieces, (i64(item) * DOTS_ROWS + t) * DOTS_ROWS, i64(DOTS_ROWS))
+        copy_row(shared, SCRATCH + t * DOTS_PITCH, pieces, (i64(item) * DOTS_ROWS + t) * DOTS_ROWS, outs)
         t += warps()
 
 
@@ -191,8 +191,8 @@ def finish_pieces(block, plan, rows, kind, layer, model, sampling, cache, act):
         across, t0, here = place_of(block, model, kind, rows, tile)
         if t < here:
             pieces, c = pieces_of_tile(block, model, kind, rows), i64(lane_id())
-            first = (tile * pieces * DOTS_ROWS + t) * DOTS_ROWS
-            while c < DOTS_ROWS:
+            first, outs = (tile * pieces * DOTS_ROWS + t) * DOTS_ROWS, stored_rows(model, kind, layer, across)[2]
+            while c < outs:
                 total = f32(0.0)
                 for piece in range(pieces):
                     total += act.pieces[first + piece * DOTS_ROWS * DOTS_ROWS + c]
