@@ -105,7 +105,7 @@ class Samples:
             0, 0, 1, 8, 8, 1, 1, 8, vocab, f32(1e-5), 0,
         )  # fmt: skip
         self.act = Activations(
-            x=none, aside=none, normed=none, q=none, attended=none, gated=none,
+            x=none, aside=none, normed=none, q=none, attended=none, gated=none, pieces=none,
             logits=np.append(self.x.reshape(-1), np.full(vocab, np.nan, np.float32)),
             adjusted=np.full(rows * vocab, np.nan, np.float32),
             counts=np.zeros(rows * vocab, np.int32),

@@ -68,7 +68,7 @@ def device_model(config: ModelConfig, weights: Weights, context: int, in_tiles: 
 
 
 def tiles_fit(config: ModelConfig, weights: Weights, settings: Settings) -> bool:
-    """Whether the linear layers of many rows can be computed in tiles."""
+    """Whether steps of many rows can be computed in tiles."""
     return tiles.fits(config, weights.flat.dtype, settings.shared)
 
 

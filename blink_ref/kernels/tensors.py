@@ -36,7 +36,7 @@ class Model(NamedTuple):
     eps: Any
     """float32: added to the mean square in RMSNorm"""
     tiles: int
-    """the linear layers of steps of more rows are computed in tiles (see tiles.py); 0 = of none"""
+    """steps of more rows are computed in tiles (see tiles.py, flash.py); 0 = of none"""
 
 
 class Sampling(NamedTuple):
