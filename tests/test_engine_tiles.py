@@ -165,7 +165,15 @@ def test_requests_served_in_tiles_get_what_the_reference_gives(target):
 
 
 @pytest.mark.parametrize(
-    ("changes", "dtype"), [({}, "float16"), ({"hidden": 72}, "bfloat16"), ({"ffn": 100}, "bfloat16")]
+    ("changes", "dtype"),
+    [
+        ({}, "float16"),
+        ({"hidden": 72}, "bfloat16"),
+        ({"ffn": 100}, "bfloat16"),
+        ({"head_dim": 48}, "bfloat16"),
+        ({"head_dim": 320}, "bfloat16"),
+        ({"heads": 129, "kv_heads": 1}, "bfloat16"),
+    ],
 )
 def test_what_the_tensor_cores_do_not_serve_is_computed_as_few_rows_are(changes, dtype):
     config = replace(WIDE, **changes)

@@ -12,7 +12,7 @@ from blink_ref import simt
 from blink_ref.engine.settings import choose
 from blink_ref.errors import BlinkError
 from blink_ref.ring.layout import CANCEL, DONE, FREE, SHUTDOWN
-from blink_ref.scheduler import ahead, state
+from blink_ref.scheduler import ahead, pause, state
 from blink_ref.scheduler.arrivals import scan
 from blink_ref.simt import device
 from blink_ref.simt.vocabulary import i32
@@ -218,6 +218,24 @@ def test_without_a_draft_a_scheduler_of_its_own_plans_as_any_other():
             request.ring(made.desk, slot)
         made.run()
         made.desk.read()
+    assert drafted(made) == 0
+    assert [made.desk.answers[slot] for slot in range(4)] == [ALONE(request) for request in asked]
+
+
+@device
+def hear_late(window, plan, layer, layers):
+    plan.count[state.RUNG_LATE] = i32(layer == layers)
+
+
+def test_a_draft_is_dropped_when_an_urgent_request_has_rung_in_the_last_layer():
+    asked = [Request((n, 5, 6), 15, 0.8, n, True) for n in range(4)]
+    with simt.swap(pause.watch, hear_late):
+        made = bench()
+        for slot, request in enumerate(asked):
+            request.ring(made.desk, slot)
+        made.run()
+        made.desk.read()
+        made.check()
     assert drafted(made) == 0
     assert [made.desk.answers[slot] for slot in range(4)] == [ALONE(request) for request in asked]
 

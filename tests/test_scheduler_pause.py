@@ -57,8 +57,9 @@ def test_a_step_is_interrupted_when_somebody_rings_and_it_may_be_and_has_a_layer
     made.plan.count[state.URGENT_SEEN] = np.uint32(seen).astype(np.int32)
     made.plan.count[state.PREEMPTIBLE] = preemptible
     simt.launch(watch_alone, 1, 1, made.view, made.plan, layer, 2, target=target)
-    expected = layer if preemptible and seen != 4 and layer < 2 else 0
-    assert made.plan.count[state.INTERRUPTED] == expected
+    rung = preemptible and seen != 4
+    assert made.plan.count[state.INTERRUPTED] == (layer if rung and layer < 2 else 0)
+    assert made.plan.count[state.RUNG_LATE] == (rung and layer == 2)
 
 
 @targets

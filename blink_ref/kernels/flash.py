@@ -9,6 +9,7 @@ maximum. It is held to the same specification, but the order of the additions is
 
 import math
 
+from ..model.config import ModelConfig
 from ..simt import device
 from ..simt.vocabulary import (
     TILE_GAP,
@@ -85,6 +86,12 @@ def arena(head_dim: int) -> int:
     """Floats of arena that these kernels need."""
     queries, positions = most_queries(head_dim), most_positions(head_dim)
     return int(scores_at(head_dim) + queries * (positions + TILE_GAP))
+
+
+def fits(config: ModelConfig) -> bool:
+    """Whether these kernels serve a model's heads: their size, and that a tile has room for those of a group."""
+    d, group = config.head_dim, config.heads // config.kv_heads
+    return d % COLUMNS == 0 and d <= LARGEST and group <= most_queries(d)
 
 
 @device

@@ -64,9 +64,9 @@ def arena(head_dim: int) -> int:
 
 def fits(config: ModelConfig, dtype: np.dtype, shared: int) -> bool:
     """Whether these kernels, and attention in tiles, serve a model, with `shared` floats of arena."""
-    widths = config.hidden, config.ffn, config.heads * config.head_dim, config.head_dim
-    fit = all(width % COLUMNS == 0 for width in widths)
-    return fit and dtype == np.uint16 and shared >= arena(config.head_dim) and config.head_dim <= flash.LARGEST
+    widths = config.hidden, config.ffn, config.heads * config.head_dim
+    fit = dtype == np.uint16 and all(width % COLUMNS == 0 for width in widths)
+    return fit and flash.fits(config) and shared >= arena(config.head_dim)
 
 
 @device

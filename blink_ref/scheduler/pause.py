@@ -20,6 +20,7 @@ from .state import (
     PAUSED,
     PAUSES,
     PREEMPTIBLE,
+    RUNG_LATE,
     RUNNING,
     STREAK,
     URGENT_RUNG,
@@ -60,10 +61,14 @@ def known_soon(slots, slot):
 def watch(window, plan, layer, layers):
     """Before `layer`: interrupt the step if an urgent request has rung. One lane of the grid.
 
-    A grid barrier shows it to all. Before one layer a step is interrupted once, so it gets on.
+    A grid barrier shows it to all. Before one layer a step is interrupted once, so it gets on. Behind the last one
+    there is nothing to interrupt, but a next step that was drafted before would come first.
     """
-    if layer < layers and plan.count[PREEMPTIBLE] == 1 and urgent_rung(window) != u32(plan.count[URGENT_SEEN]):
-        plan.count[INTERRUPTED] = i32(layer)
+    if plan.count[PREEMPTIBLE] == 1 and urgent_rung(window) != u32(plan.count[URGENT_SEEN]):
+        if layer < layers:
+            plan.count[INTERRUPTED] = i32(layer)
+        else:
+            plan.count[RUNG_LATE] = i32(1)
 
 
 @device

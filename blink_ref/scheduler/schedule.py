@@ -43,6 +43,7 @@ from .state import (
     PAUSED,
     ROWS,
     RUN,
+    RUNG_LATE,
     SPARE,
     STEPS,
     STOPPING,
@@ -68,7 +69,7 @@ def schedule(window, slots, queue, plans, sampling, cache, model, act, context, 
     now, draft = i32(queue.count[NOW]), i32(queue.count[SPARE])
     third = i32(third_plan(now, draft))
     interrupted = beside == 0 and plans.count[now, INTERRUPTED] > 0
-    drafted = beside == 0 and not interrupted and queue.count[AHEAD] == 1
+    drafted = beside == 0 and not interrupted and queue.count[AHEAD] == 1 and plans.count[now, RUNG_LATE] == 0
     at_once = not drafted or plans.count[draft, FILTERED] > 0  # filters look at all of a request's tokens
     landed = now
     if beside == 1:

@@ -33,11 +33,11 @@ PLANS = 3
 """NOW, SPARE, and a third one that is put aside, or unused."""
 
 ROWS, SAMPLES, TIMED, CHUNKS, DECODING, FIRST_LAYER, INTERRUPTED, FILTERED, PREEMPTIBLE = range(9)
-SCORED, URGENT_SEEN, TAKEN_IN = range(9, 12)
+SCORED, URGENT_SEEN, TAKEN_IN, RUNG_LATE = range(9, 13)
 """Places in :attr:`Plan.count`. FIRST_LAYER is 0 but for a step that goes on after a pause; INTERRUPTED is the
 layer before which the step was paused, 0 if it was not. SCORED are the samples with log probabilities;
 URGENT_SEEN is what the urgent words said when the step was planned; TAKEN_IN is 1 for a landed step whose tokens
-are known to their slots."""
+are known to their slots; RUNG_LATE is 1 if an urgent request had rung when the last layer was done."""
 
 IN_PAUSED, IN_RUNNING = 1, 2
 """Values of :attr:`Slots.flight`."""
