@@ -309,7 +309,7 @@ draw_pages("slot 0 has a page; nothing has been computed yet")
 # %%
 def turn(engine=arguments):
     with np.errstate(over="ignore"):  # of hashes, which wrap around
-        schedule.schedule(*engine, 1, 0, True)
+        schedule.schedule(*engine, 1, 0)
 
 
 def running_plan(engine=arguments):

@@ -433,9 +433,15 @@ def answers_together(bench: Bench, requests: Sequence[Request]) -> list[Answer]:
 
 @device
 def interrupt_at(window, plan, layer, layers):
-    """In the place of pause.watch: interrupt before the layers whose bits are set in word 1 of `trace`."""
-    if layer < layers and plan.count[state.PREEMPTIBLE] == 1 and window.trace[1] >> u32(layer) & u32(1):
-        plan.count[state.INTERRUPTED] = i32(layer)
+    """In the place of pause.watch: interrupt before the layers whose bits are set in word 1 of `trace`.
+
+    The bit behind those of the layers: somebody has rung in the last one.
+    """
+    if plan.count[state.PREEMPTIBLE] == 1 and window.trace[1] >> u32(layer) & u32(1):
+        if layer < layers:
+            plan.count[state.INTERRUPTED] = i32(layer)
+        else:
+            plan.count[state.RUNG_LATE] = i32(1)
 
 
 @pytest.fixture(scope="module")
