@@ -210,26 +210,17 @@ def never_draft(queue, plan):
     return i32(0)
 
 
-def test_without_a_draft_a_scheduler_of_its_own_plans_as_any_other():
-    asked = [Request((n, 5, 6), 15, 0.8, n, True) for n in range(4)]
-    with simt.swap(ahead.may_draft, never_draft):
-        made = bench()
-        for slot, request in enumerate(asked):
-            request.ring(made.desk, slot)
-        made.run()
-        made.desk.read()
-    assert drafted(made) == 0
-    assert [made.desk.answers[slot] for slot in range(4)] == [ALONE(request) for request in asked]
-
-
 @device
 def hear_late(window, plan, layer, layers):
     plan.count[state.RUNG_LATE] = i32(layer == layers)
 
 
-def test_a_draft_is_dropped_when_an_urgent_request_has_rung_in_the_last_layer():
+@pytest.mark.parametrize(("function", "other"), [(ahead.may_draft, never_draft), (pause.watch, hear_late)])
+def test_a_scheduler_of_its_own_plans_as_any_other_where_no_draft_is_made_or_an_urgent_request_rings_late(
+    function, other
+):
     asked = [Request((n, 5, 6), 15, 0.8, n, True) for n in range(4)]
-    with simt.swap(pause.watch, hear_late):
+    with simt.swap(function, other):
         made = bench()
         for slot, request in enumerate(asked):
             request.ring(made.desk, slot)

@@ -51,8 +51,8 @@ class Settings:
     scheduler_block: bool = False
     """whether block 0 only schedules, while the others compute; there are two blocks then at least"""
     tiles: int = 0
-    """steps of more rows are computed in tiles, if model and GPU allow it: much faster, but a
-    request's tokens may then depend on what is computed beside it; 0 = of no step"""
+    """steps of more rows are computed in tiles, if model and GPU allow it: much faster, but a request's tokens may
+    then depend on what is computed beside it; 0 = no step is"""
     sharing: bool = True
     """whether requests that begin alike share pages"""
 

@@ -98,9 +98,8 @@ def fits(config: ModelConfig) -> bool:
 def attend_in_tiles(block, plan, chunks, layer, model, cache, q, attended):
     """As :func:`.attention.attend`, for many rows: those of so many chunks. Blocks share out the tiles.
 
-    What is attended is written as :func:`.vocabulary.row_put` does.
-
-    All blocks call it. It begins and ends without a grid barrier.
+    What is attended is written as :func:`.vocabulary.row_put` does. All blocks call it, after a grid barrier
+    behind the queries, keys and values; it ends without one.
     """
     tile, chunk, before = i32(block.id), i32(0), i32(0)
     while chunk < chunks:

@@ -101,7 +101,7 @@ def product(block, plan, rows, kind, layer, model, sampling, cache, act):
     """One of the five products for all rows, and what is made of it. Blocks share out tiles, or pieces of them.
 
     All blocks call it. It begins and ends without a grid barrier. A piece of a tile has the products of some of
-    the columns; where there are several, they wait in memory, and are added up in order when all are there.
+    the columns; where there are several, they wait in memory, and are added up in order behind a grid barrier.
     """
     item, shared = i32(block.id), block.shared
     while True:
