@@ -31,7 +31,7 @@ __all__ = [
 def no_index_from_the_end() -> Iterator[None]:
     """For as long as kernels compile: no index is negative, so none is compared with 0 and moved by a length.
 
-    That is about a quarter of the scheduler's instructions. The checker reports negative indices on the python target.
+    That is about a quarter of the scheduler's instructions. The checker reports negative ones.
     """
 
     def as_it_is(context: Any, builder: Any, kind: Any, index: Any, size: Any) -> Any:
