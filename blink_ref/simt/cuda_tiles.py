@@ -119,12 +119,21 @@ def _fill_rows(stage, x, j, rows, n, column, e):
 
 
 @cuda.jit(device=True)
-def _fill(stage, w, i, i2, outs, x, j, rows, n, column, end):
-    """Start all copies of a stage, from a column on, as far as there are any. All lanes."""
+def _copy_mine(to, w, i, x, j, n, stored, row):
+    """Start the copies of one piece of stored rows, and of rows of x, if there are such. One lane."""
+    if stored:
+        copy_weights(to, w, i)
+    if row:
+        _copy_halves(to, x, j, n)
+
+
+@cuda.jit(device=True)
+def _fill(stage, w, i, i2, outs, x, j, rows, n, column, end, e):
+    """Start the copies of a stage from a column on, as far as there are any, and from piece e on. All lanes."""
     half = i32(0)
     while half < 2 and column < end:
-        _fill_stored(stage, w, i, i2, outs, n, column, thread_id())
-        _fill_rows(stage, x, j, rows, n, column, thread_id())
+        _fill_stored(stage, w, i, i2, outs, n, column, e)
+        _fill_rows(stage, x, j, rows, n, column, e)
         stage, column, half = u32(stage + u32(HALF_STAGE)), column + 32, i32(half + 1)
 
 
@@ -211,31 +220,29 @@ def _tile(out, k, w, i, i2, outs, x, j, rows, n, first, columns):
     while chunk < STAGES - 1:
         _keep_rolled()
         if chunk < chunks:
-            _fill(
-                u32(stages + u32(chunk) * u32(STAGE_BYTES)), w, i, i2, outs, x, j, rows, n, first + 64 * chunk, end
-            )
+            there = u32(stages + u32(chunk) * u32(STAGE_BYTES))
+            _fill(there, w, i, i2, outs, x, j, rows, n, first + 64 * chunk, end, thread_id())
         _end_of_group()
         chunk = i32(chunk + 1)
     # the lane's first pieces, which are all it has if there are lanes enough
     my_stored, my_row = 4 * outs - thread_id() > 0, 4 * rows - thread_id() > 0
-    from_w, from_x = _stored_at(i, i2, outs, n, thread_id()), _row_at(j, n, thread_id())
-    to = _in_stage(thread_id())
+    more = 4 * max(outs, i64(rows)) > block_threads()
+    from_w, from_x = _stored_at(i, i2, outs, n, thread_id()) + first, _row_at(j, n, thread_id()) + (first >> 1)
+    to, all_columns = _in_stage(thread_id()), i32(columns)
     chunk = i32(0)
     while chunk < chunks:
         _keep_rolled()
         _wait_for_groups()
         barrier()
         ahead = i32(chunk + STAGES - 1)
-        there, column = u32(stages + u32(ahead & (STAGES - 1)) * u32(STAGE_BYTES)), first + 64 * ahead
-        half = i32(0)
-        while half < 2 and column < end:
-            if my_stored:
-                copy_weights(u32(there + to), w, from_w + column)
-            if my_row:
-                _copy_halves(u32(there + to), x, from_x + (column >> 1), n)
-            _fill_stored(there, w, i, i2, outs, n, column, thread_id() + block_threads())
-            _fill_rows(there, x, j, rows, n, column, thread_id() + block_threads())
-            there, column, half = u32(there + u32(HALF_STAGE)), column + 32, i32(half + 1)
+        if ahead < chunks:
+            there, column = u32(stages + u32(ahead & (STAGES - 1)) * u32(STAGE_BYTES)), i32(64 * ahead)
+            _copy_mine(u32(there + to), w, from_w + column, x, from_x + (column >> 1), n, my_stored, my_row)
+            if column + 32 < all_columns:
+                half = u32(there + to + u32(HALF_STAGE))
+                _copy_mine(half, w, from_w + column + 32, x, from_x + (column >> 1) + 16, n, my_stored, my_row)
+            if more:
+                _fill(there, w, i, i2, outs, x, j, rows, n, first + column, end, thread_id() + block_threads())
         _end_of_group()
         if part < parts:
             here = u32(stages + u32(chunk & (STAGES - 1)) * u32(STAGE_BYTES))
