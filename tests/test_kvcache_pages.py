@@ -18,7 +18,7 @@ POP, EVICT, HOLD, LET_GO, LET_GO_IN_USE, EMPTY_LIMBO = range(6)
 def move(block, cache, what, page, out):
     """One of the pool's moves. One lane."""
     if what == POP:
-        out[0] = pages.free_page(cache, 0)
+        out[0] = pages.free_page(cache, i64(cache.count[pages.FREE]) - 1)
         pages.leave_stack(cache, 1)
     elif what == EVICT:
         out[0] = evict_oldest(cache)

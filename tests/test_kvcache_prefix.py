@@ -20,14 +20,16 @@ targets = pytest.mark.parametrize("target", TARGETS)
 @device
 def live(block, window, slots, queue, cache, slot, stays, out):
     """A request's whole life as the cache sees it: look up, share, take, file, and let go unless it stays."""
-    look_up(slots, cache, slot)
+    known = i64(slots.known[slot])
+    look_up(slots, cache, slot, known)
     if thread_id() == 0:
-        found, size = found_pages(slots, cache, slot), i64(cache.page_size)
+        found, size = found_pages(cache, slot, known), i64(cache.page_size)
         out[0] = found * size
         for _ in range(found):
             share_page(window, slots, queue, cache, slot)
-        while slots.pages[slot] < pages_for(slots.known[slot], size):
-            take_pages(window, slots, queue, cache, slot, 1)
+        held, needed = i64(slots.pages[slot]), pages_for(known, size)
+        if held < needed:
+            take_pages(window, slots, queue, cache, slot, held, needed - held)
         slots.done[slot] = slots.known[slot] - i32(1)
         file_pages(window, slots, queue, cache, slot, found * size, i64(slots.done[slot]))
         if not stays:

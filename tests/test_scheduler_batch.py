@@ -12,7 +12,7 @@ from blink_ref.scheduler import state
 from blink_ref.scheduler.batch import chunks_spec, make_draft
 from blink_ref.scheduler.residence import RECORDS_A_SAMPLE, join_batch, measure_room, take_pages
 from blink_ref.simt import device
-from blink_ref.simt.vocabulary import barrier, thread_id
+from blink_ref.simt.vocabulary import barrier, i64, thread_id
 
 targets = pytest.mark.parametrize("target", TARGETS)
 MOST, CONTEXT = 6, 64
@@ -24,7 +24,7 @@ def plan_alone(block, window, slots, queue, plans, sampling, cache, joining):
     if thread_id() == 0:
         for n in range(joining.shape[0]):
             while slots.pages[joining[n]] * cache.page_size < slots.done[joining[n]]:
-                take_pages(window, slots, queue, cache, joining[n], 1)
+                take_pages(window, slots, queue, cache, joining[n], i64(slots.pages[joining[n]]), 1)
             join_batch(slots, queue, joining[n])
         measure_room(window)
     barrier()

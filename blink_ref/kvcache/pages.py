@@ -128,12 +128,12 @@ def spare_pages(cache):
 
 
 @device
-def free_page(cache, i):
-    """The page at place i of the free stack, from the top, has the caller for its first holder. One lane.
+def free_page(cache, place):
+    """The page at a place of the free stack has the caller for its first holder. One lane.
 
     :func:`leave_stack` takes those that were used off the stack, at the end.
     """
-    page = i64(cache.free[i64(cache.count[FREE]) - 1 - i])
+    page = i64(cache.free[place])
     cache.references[page] = i32(1)
     return page
 

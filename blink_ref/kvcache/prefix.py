@@ -1,8 +1,9 @@
 """Prefix sharing: whole pages are found by the tokens in them and before them.
 
 Keys and values of a position depend on the tokens up to it and on nothing else, so two requests whose
-texts begin alike can hold the same pages. A full page is filed under the hash of all tokens up to its end, a
-chain over the pages before it (vLLM's automatic prefix caching; SGLang's RadixAttention keeps a tree).
+texts begin alike can hold the same pages. A full page is filed under the hash of all tokens up to its end
+(vLLM's automatic prefix caching; SGLang's RadixAttention keeps a tree). The hash is a sum over the tokens and
+their places, so that pages are hashed side by side, and what is left to do in order are additions.
 The hash only finds: a page is shared when its tokens are equal and its parent is the page found before it,
 so no collision shows one request another's text.
 
@@ -18,6 +19,7 @@ from ..simt.vocabulary import (
     divide,
     i32,
     i64,
+    lane_broadcast,
     lane_id,
     lane_sum,
     opaque,
@@ -48,30 +50,25 @@ def shared_spec(texts: list[list[int]], text: list[int], page_size: int) -> int:
 
 
 def chain_spec(tokens: list[int], page_size: int) -> list[int]:
-    """The hash of each whole page of `tokens`."""
-    mask, before, chain = 2**64 - 1, 0, []
+    """The hash of each whole page of `tokens`: of all tokens up to its end, a sum over them and their places."""
+    mask = 2**64 - 1
 
     def mixed(h: int) -> int:
         h = (h ^ h >> 30) * int(MIX_1) & mask
         h = (h ^ h >> 27) * int(MIX_2) & mask
         return h ^ h >> 31
 
-    for n in range(len(tokens) // page_size):
-        page = tokens[n * page_size : (n + 1) * page_size]
-        own = sum(mixed(token + (place + 1) * int(MIX_0) & mask) for place, token in enumerate(page)) & mask
-        before = mixed(before ^ own)
-        chain.append(before)
-    return chain
+    terms = [mixed(token + (place + 1) * int(MIX_0) & mask) for place, token in enumerate(tokens)]
+    return [sum(terms[: n + page_size]) & mask for n in range(0, len(tokens) - page_size + 1, page_size)]
 
 
 @device
 def page_hash(token, slot, first, n, lane, lanes):
-    """Hash of ``token[slot, first:first+n]`` alone: a sum over tokens and their places. One lane's share, of
-    `lanes`."""
+    """What ``token[slot, first:first+n]`` adds to the hash of the text. One lane's share, of `lanes`."""
     h = u64(0)
     i = i64(lane)
     while i < n:
-        h += mixed(u64(token[slot, first + i]) + u64(i + 1) * MIX_0)
+        h += mixed(u64(token[slot, first + i]) + u64(first + i + 1) * MIX_0)
         i += lanes
     return h
 
@@ -85,29 +82,25 @@ def mixed(h):
 
 
 @device
-def chained(before, own):
-    """The chain's next link: the hash up to the page before, and the page's own. One lane."""
-    return mixed(before ^ own)
-
-
-@device
-def look_up(slots, cache, slot):
+def look_up(slots, cache, slot, known):
     """Write into the slot's page table, for each page but the last position's, a cached page or NONE.
 
-    All lanes of one block, after a barrier; ends with one. Only tokens are compared here, by all lanes at
-    once; :func:`found_pages` sees which follow each other.
+    All lanes of one block, after a barrier; ends with one. `known` are the slot's tokens. Only tokens are compared
+    here, by all lanes at once; :func:`found_pages` sees which follow each other.
     """
-    size, known = i64(cache.page_size), i64(slots.known[slot])
+    size, hashed = i64(cache.page_size), i64(slots.hashed[slot])
     whole, most = divide(known, size)[0], divide(known - 1, size)[0]
-    i = i64(slots.hashed[slot]) + warp_id()
+    i = hashed + warp_id()
     while i < whole:
         h = lane_sum(i64(page_hash(slots.token, slot, i * size, size, lane_id(), warp_width())))
         if lane_id() == 0:
             cache.chain[slot, i] = u64(h)
         i += warps()
     barrier()
-    if thread_id() == 0:
-        link_chain(slots, cache, slot, whole)
+    if warp_id() == 0:
+        link_chain(cache, slot, hashed, whole)
+        if lane_id() == 0:
+            slots.hashed[slot] = i32(max(hashed, whole))
     barrier()
     i = i64(thread_id())
     while i < most:
@@ -117,16 +110,24 @@ def look_up(slots, cache, slot):
 
 
 @device
-def link_chain(slots, cache, slot, whole):
-    """Make the pages' own hashes, from `hashed` on, a chain of `whole` pages. One lane."""
-    hashed, before = i64(slots.hashed[slot]), u64(0)
-    if hashed > 0:
-        before = cache.chain[slot, hashed - 1]
-    for i in range(hashed, whole):
-        before = chained(before, cache.chain[slot, i])
-        cache.chain[slot, i] = before
-    if whole > hashed:
-        slots.hashed[slot] = i32(whole)
+def link_chain(cache, slot, first, whole):
+    """Add to what each page from `first` on adds to the hash what those before it add. All lanes of one warp."""
+    before = u64(0)
+    if first > 0:
+        before = cache.chain[slot, first - 1]
+    while first < whole:
+        own = u64(0)
+        if first + lane_id() < whole:
+            own = cache.chain[slot, first + lane_id()]
+        upto = before
+        for lane in range(warp_width()):
+            part = u64(lane_broadcast(i64(own), lane))
+            before += part
+            if lane <= lane_id():
+                upto += part
+        if first + lane_id() < whole:
+            cache.chain[slot, first + lane_id()] = upto
+        first += warp_width()
 
 
 @device
@@ -156,9 +157,9 @@ def same_tokens(slots, cache, slot, i, page):
 
 
 @device
-def found_pages(slots, cache, slot):
+def found_pages(cache, slot, known):
     """How many of the pages that :func:`look_up` wrote follow each other from the first on. One lane."""
-    most = divide(i64(slots.known[slot]) - 1, i64(cache.page_size))[0]
+    most = divide(known - 1, i64(cache.page_size))[0]
     n, before = i64(0), i64(0)
     while n < most and cache.sharing == 1:
         page = i64(cache.table[slot, n])
@@ -177,8 +178,11 @@ def file_page(slots, cache, slot, i, parent):
     """
     page, size = i64(cache.table[slot, i]), opaque(i64(cache.page_size))
     if i >= slots.hashed[slot]:
-        cache.chain[slot, i] = page_hash(slots.token, slot, i * size, size, 0, 1)
-        link_chain(slots, cache, slot, i + 1)
+        h = page_hash(slots.token, slot, i * size, size, 0, 1)
+        if i > 0:
+            h += cache.chain[slot, i - 1]
+        cache.chain[slot, i] = h
+        slots.hashed[slot] = i32(i + 1)
     other = find(slots, cache, slot, i, parent)
     if other != NONE:
         return other

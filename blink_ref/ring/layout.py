@@ -136,7 +136,8 @@ REQUEST = np.dtype(
         ("leader", "<u4"),  # 0 = none; 1 + a slot that was rung before, with the same prompt: wait for its pages
         ("leader_generation", "<u4"),
         ("unused", "<u4", (2 * LINE - 84) // 4),
-    ]
+    ],
+    align=True,  # says that it is: of a record that may not be, compiled code reads each byte by itself
 )
 
 

@@ -32,7 +32,7 @@ from ..simt.vocabulary import (
 )
 from .arrivals import MOST_PENALTY, mark_ending
 from .residence import join_batch, preempt, share_page, stalls
-from .state import CHOSEN, DEALING, DECISION, FOUND, OLDER, RUNG, RUNNING, STRANGERS, WAITING
+from .state import DEALING, DECISION, FOUND, OLDER, RUNG, RUNNING, STRANGERS, WAITING
 from .trace import event
 
 LATEST = i64(-(2**63))
@@ -55,16 +55,17 @@ def admit(window, slots, queue, cache, sampling, vocab):
     if thread_id() == 0:
         queue.count[DEALING] = -1
         queue.count[DECISION] = places_for(window, slots, queue)
+        begin_choice(queue)
     barrier()
     while queue.count[DECISION] != NOBODY:
-        choose(window, slots, queue, queue.count[DECISION] == URGENT_ONLY)
-        slot = i64(queue.count[CHOSEN])
+        slot, known = choose(window, slots, queue, queue.count[DECISION] == URGENT_ONLY), i64(0)
         if slot >= 0:
-            if slots.known[slot] == 0:
-                copy_prompt(window, slots, queue, sampling, slot, vocab)
-            look_up(slots, cache, slot)
+            known = i64(slots.known[slot])
+            if known == 0:
+                known = copy_prompt(window, slots, queue, sampling, slot, vocab)
+            look_up(slots, cache, slot, known)
         if thread_id() == 0:
-            queue.count[DECISION] = decide(window, slots, queue, cache, slot)
+            queue.count[DECISION] = decide(window, slots, queue, cache, slot, known)
         barrier()
 
 
@@ -93,15 +94,18 @@ def gives_place(window, slots, slot):
 
 
 @device
+def begin_choice(queue):
+    """Nobody has been looked at. One lane, before a barrier and :func:`choose`."""
+    queue.first[0] = LATEST
+    queue.count[STRANGERS] = 0
+
+
+@device
 def choose(window, slots, queue, urgent_only):
-    """Into CHOSEN: who goes first of those that can, or -1. All lanes; a barrier before, and one at the end.
+    """Who goes first of those that can, or -1. All lanes; a barrier before, and one at the end.
 
     Where nobody waits but those that have just rung, only they are looked at.
     """
-    if thread_id() == 0:
-        queue.first[0] = LATEST
-        queue.count[STRANGERS] = 0
-    barrier()
     first, all_new = LATEST, queue.count[OLDER] == 0
     those = i64(slots.state.shape[0])
     if all_new:
@@ -111,30 +115,29 @@ def choose(window, slots, queue, urgent_only):
         slot = n
         if all_new:
             slot = i64(queue.rung[n])
-        able = slots.state[slot] == READY and (slots.urgent[slot] == 1 or not urgent_only)
-        if able and -slots.order[slot] > first and can_start(window, slots, slot):
-            first = i64(-slots.order[slot])
+        if slots.state[slot] == READY:
+            order = i64(slots.order[slot])
+            if can_start(window, slots, slot, urgent_only):
+                first = max(first, -order)
         n += block_threads()
     if first > LATEST:
         atomic_max(queue.first, 0, first, BLOCK)
     barrier()
-    if thread_id() == 0:
-        queue.count[CHOSEN] = i64(-1)
-        if queue.first[0] > LATEST:
-            queue.count[CHOSEN] = -queue.first[0] & i64(0xFFFF)
-    barrier()
+    first = i64(queue.first[0])
+    return i64(-1) if first == LATEST else -first & i64(0xFFFF)
 
 
 @device
-def can_start(window, slots, slot):
+def can_start(window, slots, slot, urgent_only):
     """Whether nothing holds a waiting request back. One lane.
 
     A step in flight may still use the page table of the slot's last request; and who shares a
     prompt with an earlier request waits until that has computed it.
     """
-    if slots.ending[slot] != 0 or slots.flight[slot] != 0 or stalls(window, slot):
+    ending, flight, urgent = slots.ending[slot], slots.flight[slot], slots.urgent[slot]
+    leader, stalled = i64(slots.leader[slot]) - 1, stalls(window, slot)
+    if ending != 0 or flight != 0 or stalled or (urgent_only and urgent == 0):
         return False
-    leader = i64(slots.leader[slot]) - 1
     if leader < 0:
         return True
     if slots.taken[leader] != slots.leader_generation[slot]:
@@ -146,9 +149,9 @@ def can_start(window, slots, slot):
 
 @device
 def copy_prompt(window, slots, queue, sampling, slot, vocab):
-    """The prompt, stop tokens and biases out of the window's arena. All lanes; ends with a barrier.
+    """The prompt, stop tokens and biases out of the window's arena; how long the prompt is. All lanes.
 
-    A token outside the vocabulary or a bias that is no number, which no well-behaved NIC writes, is counted in
+    It ends with a barrier. A token outside the vocabulary or a bias that is no number, which no well-behaved NIC writes, is counted in
     STRANGERS.
     """
     at, length = i64(slots.prompt_at[slot]), i64(slots.prompt_len[slot])
@@ -174,26 +177,27 @@ def copy_prompt(window, slots, queue, sampling, slot, vocab):
             if not abs(value) <= MOST_PENALTY:
                 atomic_add(queue.count, STRANGERS, i64(1), BLOCK)
         n += block_threads()
-    barrier()  # all lanes have seen that the slot knew nothing
-    if thread_id() == 0:
-        slots.known[slot] = i32(length)
     barrier()
+    return length
 
 
 @device
-def decide(window, slots, queue, cache, slot):
+def decide(window, slots, queue, cache, slot, known):
     """Admit the chosen slot or not, its pages looked up; returns whom to look for next. One lane."""
     if slot < 0:
         return NOBODY
-    if queue.count[STRANGERS] > 0:
-        mark_ending(slots, queue, slot, BAD_REQUEST)
-        return queue.count[DECISION]
-    found, unused = found_pages(slots, cache, slot), i64(0)
+    decision, strangers = queue.count[DECISION], queue.count[STRANGERS]
+    spare, urgent = spare_pages(cache), slots.urgent[slot]
+    found, unused = found_pages(cache, slot, known), i64(0)
     for n in range(found):
         unused += i64(cache.older[cache.table[slot, n]] != NOWHERE)
-    needed = pages_for(i64(slots.known[slot]) + 1, cache.page_size) - found
-    if needed > spare_pages(cache) - unused and slots.urgent[slot] == 0:
-        if queue.count[DECISION] == ANYBODY:
+    slots.known[slot] = i32(known)
+    begin_choice(queue)
+    if strangers > 0:
+        mark_ending(slots, queue, slot, BAD_REQUEST)
+        return decision
+    if pages_for(known + 1, cache.page_size) - found > spare - unused and urgent == 0:
+        if decision == ANYBODY:
             return URGENT_ONLY
         return NOBODY
     start(window, slots, queue, cache, slot, found)

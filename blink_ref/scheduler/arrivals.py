@@ -262,6 +262,7 @@ def take_request(window, slots, queue, sampling, slot):
     The window is never read for these fields again, so what is judged is what is used; the prompt itself is copied
     at admission. All is read before anything is written: so all that is read crosses PCIe at the same time.
     """
+    arrived = i64(queue.count[ARRIVED])
     # once more, to acquire: the request and prompt written before the doorbell are now visible
     taken = u32(load_acquire(window.doorbell, slot, SYSTEM))
     request = window.request[slot]
@@ -283,10 +284,11 @@ def take_request(window, slots, queue, sampling, slot):
     # what was put aside may still have a row of the slot's last request: its loops stay within their arrays
     slots.prompt_len[slot] = i32(min(i64(length), i64(slots.token.shape[1])))
     slots.limit[slot] = i32(min(i64(limit), MOST))
-    slots.urgent[slot] = i32((flags & u32(URGENT)) != 0)
+    urgent = i32((flags & u32(URGENT)) != 0)
+    slots.urgent[slot] = urgent
     slots.ignore_eos[slot] = i32((flags & u32(IGNORE_EOS)) != 0)
-    arrival = queue.count[ARRIVED] + LATER * min(i64(priority), i64(MOST_PRIORITY))
-    slots.order[slot] = ((arrival - SOONER * i64(slots.urgent[slot])) << 16) | slot
+    arrived += LATER * min(i64(priority), i64(MOST_PRIORITY))
+    slots.order[slot] = ((arrived - SOONER * i64(urgent)) << 16) | slot
     slots.deadline[slot] = i64(0)
     if time_ms > 0:
         slots.deadline[slot] = i64(clock_ns()) + i64(time_ms) * MS
@@ -299,18 +301,21 @@ def take_request(window, slots, queue, sampling, slot):
 
 @device
 def judge(window, slots, queue, sampling, cache, context, slot):
-    """A slot's request waits from now on; one that can never run is to end. One lane."""
-    if sampling.min_tokens[slot] > 0 or sampling.biases[slot] > 0:
-        sampling.filtered[slot] = i32(1)
+    """A slot's request waits from now on; one that can never run is to end. One lane.
+
+    All is read before the first branch: each read after one would wait for those before it.
+    """
+    at, biases, least = slots.prompt_at[slot], sampling.biases[slot], sampling.min_tokens[slot]
+    leader, generation, unwanted = i64(slots.leader[slot]), slots.leader_generation[slot], i64(slots.ending[slot])
     reason = refusal(slots, sampling, cache, context, slot)
-    if reason == 0 and slots.leader[slot] > 0:
-        rung = load_relaxed(window.doorbell, i64(slots.leader[slot]) - 1, SYSTEM)
-        if rung != slots.leader_generation[slot]:
-            slots.leader[slot] = i32(0)
-    slots.prompt_at[slot] += worker_of(window, slot) * window.arena_size
+    slots.prompt_at[slot] = at + worker_of(window, slot) * window.arena_size
     window.state[slot] = u32(READY)
+    if biases > 0 or least > 0:
+        sampling.filtered[slot] = i32(1)
+    if reason == 0 and leader > 0 and load_relaxed(window.doorbell, leader - 1, SYSTEM) != generation:
+        slots.leader[slot] = i32(0)
     if reason == 0:
-        reason = i64(slots.ending[slot])  # it may have been cancelled
+        reason = unwanted  # it may have been cancelled
     if reason != 0:
         mark_ending(slots, queue, slot, reason)
 
@@ -318,10 +323,10 @@ def judge(window, slots, queue, sampling, cache, context, slot):
 @device
 def refusal(slots, sampling, cache, context, slot):
     """Why the request that was taken can never run, or 0. One lane."""
-    length, limit = i64(slots.prompt_len[slot]), i64(slots.limit[slot])
-    valid = length >= 1 and limit >= 1 and sampling.min_tokens[slot] <= limit and sampling.valid[slot] == 1
-    valid = valid and slots.leader[slot] <= slots.state.shape[0] and slots.ending[slot] != BAD_REQUEST
-    if not valid:
+    length, limit, least = i64(slots.prompt_len[slot]), i64(slots.limit[slot]), i64(sampling.min_tokens[slot])
+    valid, leader, ending = sampling.valid[slot] == 1, i64(slots.leader[slot]), i64(slots.ending[slot])
+    valid = valid and length >= 1 and limit >= 1 and least <= limit
+    if not valid or leader > slots.state.shape[0] or ending == BAD_REQUEST:
         return i64(BAD_REQUEST)
     if length + limit > context:
         return i64(TOO_LONG)

@@ -136,12 +136,12 @@ def wanted_rows(slots, slot, urgent_only):
 
     While it has rows in a step that other blocks compute: what it will want then, unless it ends with it.
     """
-    if slots.flight[slot] == IN_PAUSED or (urgent_only and slots.urgent[slot] == 0):
+    flight, urgent, limit = slots.flight[slot], slots.urgent[slot], i64(slots.limit[slot])
+    length, done, ahead = i64(slots.prompt_len[slot]), i64(slots.done[slot]), i64(slots.ahead[slot])
+    known, soon = i64(slots.known[slot]), known_soon(slots, slot)
+    if flight == IN_PAUSED or (urgent_only and urgent == 0) or (soon > known and soon - length >= limit):
         return i64(0)
-    known = known_soon(slots, slot)
-    if known > slots.known[slot] and known - slots.prompt_len[slot] >= slots.limit[slot]:
-        return i64(0)
-    return known - slots.done[slot] - slots.ahead[slot]
+    return soon - done - ahead
 
 
 @device
@@ -153,32 +153,36 @@ def may_send(window, slot):
 
 @device
 def add_chunk(window, slots, queue, plan, sampling, slot, n):
-    """Add n rows of a slot to the plan. One lane."""
-    chunk, row, first = i64(plan.count[CHUNKS]), plan.count[ROWS], slots.done[slot] + slots.ahead[slot]
+    """Add n rows of a slot to the plan. One lane; all is read before anything is written."""
+    chunk, row, sample = i64(plan.count[CHUNKS]), i64(plan.count[ROWS]), i64(plan.count[SAMPLES])
+    decoding, filtered, scored = plan.count[DECODING], plan.count[FILTERED], plan.count[SCORED]
+    first, length = i64(slots.done[slot]) + slots.ahead[slot], slots.prompt_len[slot]
+    taken, urgent, state, soon = slots.taken[slot], slots.urgent[slot], slots.state[slot], known_soon(slots, slot)
+    temperature, seed, logprobs = sampling.temperature[slot], sampling.seed[slot], sampling.logprobs[slot]
+    filtered = i32(filtered + sampling.filtered[slot])
     plan.chunk_slot[chunk] = i32(slot)
-    plan.chunk_taken[chunk] = slots.taken[slot]
-    plan.chunk_row[chunk] = row
+    plan.chunk_taken[chunk] = taken
+    plan.chunk_row[chunk] = i32(row)
     plan.chunk_rows[chunk] = i32(n)
-    plan.chunk_first[chunk] = first
+    plan.chunk_first[chunk] = i32(first)
     plan.chunk_sample[chunk] = i32(-1)
     plan.count[CHUNKS] = i32(chunk + 1)
     plan.count[ROWS] = i32(row + n)
-    plan.count[DECODING] += i32(first >= slots.prompt_len[slot])
-    if slots.urgent[slot] == 0:
+    plan.count[DECODING] = i32(decoding + (first >= length))
+    window.state[slot] = u32(state)
+    if urgent == 0:
         plan.count[PREEMPTIBLE] = i32(queue.layer_preemption)
-    if first + n == known_soon(slots, slot):
-        sample = i64(plan.count[SAMPLES])
+    if first + n == soon:
         plan.chunk_sample[chunk] = i32(sample)
         plan.sample_row[sample] = i32(row + n - 1)
         plan.sample_slot[sample] = i32(slot)
         plan.draw[sample] = first + n
-        plan.temperature[sample] = sampling.temperature[slot]
-        plan.seed[sample] = sampling.seed[slot]
+        plan.temperature[sample] = temperature
+        plan.seed[sample] = seed
         plan.count[SAMPLES] = i32(sample + 1)
-        plan.count[FILTERED] += sampling.filtered[slot]
-        plan.count[SCORED] += i32(sampling.logprobs[slot] > 0)
+        plan.count[FILTERED] = filtered
+        plan.count[SCORED] = i32(scored + (logprobs > 0))
         window.dealt[worker_of(window, slot)] += RECORDS_A_SAMPLE
-    window.state[slot] = u32(slots.state[slot])
 
 
 @device

@@ -51,10 +51,8 @@ def urgent_first(slots, queue):
 @device
 def known_soon(slots, slot):
     """Tokens that a slot knows when the step that other blocks compute has ended. One lane."""
-    known = i64(slots.known[slot])
-    if slots.ahead[slot] > 0:
-        known += i64(slots.done[slot] + slots.ahead[slot] == known)
-    return known
+    known, ahead, done = i64(slots.known[slot]), i64(slots.ahead[slot]), i64(slots.done[slot])
+    return known + i64(ahead > 0 and done + ahead == known)
 
 
 @device

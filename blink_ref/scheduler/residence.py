@@ -36,19 +36,19 @@ def victim_spec(running: list[tuple[int, bool]], mine: int) -> int | None:
 
 
 @device
-def take_pages(window, slots, queue, cache, slot, n):
-    """n pages more for a slot; there are as many spare ones. One lane."""
-    place, free = i64(slots.pages[slot]), min(n, i64(cache.count[FREE]))
+def take_pages(window, slots, queue, cache, slot, place, n):
+    """n pages more for a slot that holds `place`; there are as many spare ones. One lane."""
+    top = i64(cache.count[FREE]) - 1
     for i in range(n):
-        if i < free:
-            page = free_page(cache, i)
+        if i <= top:
+            page = free_page(cache, top - i)
         else:
             page = evict_oldest(cache)
             queue.count[EVICTED] += 1
             event(window, queue, EVENT_EVICT, i64(0), page)
         cache.table[slot, place + i] = i32(page)
         show_page(window, queue, slot, place + i, page)
-    leave_stack(cache, free)
+    leave_stack(cache, min(n, top + 1))
     slots.pages[slot] = i32(place + n)
 
 
@@ -92,19 +92,20 @@ def release_pages(window, slots, queue, cache, slot):
 @device
 def secure(window, slots, queue, cache, slot, n):
     """Pages for the slot's next n positions, if need be from others; for how many it has them now. One lane."""
-    size = i64(cache.page_size)
+    size, held, spare = i64(cache.page_size), i64(slots.pages[slot]), spare_pages(cache)
     first = i64(slots.done[slot]) + slots.ahead[slot]
-    needed = pages_for(first + n, size)
-    missing = needed - i64(slots.pages[slot])
-    while missing > spare_pages(cache):
+    missing = pages_for(first + n, size) - held
+    while missing > spare:
         victim = find_victim(window, slots, queue)
         if victim < 0:
             break
         preempt(window, slots, queue, cache, victim)
-    taken = min(missing, spare_pages(cache))
+        spare = spare_pages(cache)
+    taken = min(missing, spare)
     if taken > 0:
-        take_pages(window, slots, queue, cache, slot, taken)
-    return max(i64(0), min(n, i64(slots.pages[slot]) * size - first))
+        take_pages(window, slots, queue, cache, slot, held, taken)
+        held += taken
+    return max(i64(0), min(n, held * size - first))
 
 
 @device

@@ -13,8 +13,8 @@ RUNG, WAITING, RUNNING, ENDING, ARRIVED, URGENT_RUNG, PAUSED, TRACING = range(8)
 """Places in :attr:`Queue.count`: slots that have rung since the last look; requests that wait, that run, that
 are to end; arrivals so far; urgent ones among what has rung and been seen; 1 = a step is paused; 1 = events are
 wanted."""
-CHOSEN, DECISION, STRANGERS, DEALING, STREAK = range(8, 13)
-"""Whom admission looks at and what it decides; tokens and biases of his that no NIC should send; the place
+DECISION, STRANGERS, DEALING, STREAK = range(9, 13)
+"""What admission decides; tokens and biases that no NIC should send, of the request it looks at; the place
 among the running that is dealt rows; urgent steps in a row while others wait."""
 STEPS, PREEMPTED, PAUSES, FOUND, EVICTED, EVENTS = range(14, 20)
 """What has happened since the start, for the heartbeat."""
