@@ -74,6 +74,9 @@ MOST_PENALTY = f32(1e6)
 
 MS = 1_000_000
 
+PATIENT = 16
+"""Of so many turns in which there is nothing to do, one looks at more than the doorbells."""
+
 
 def scan_spec(doorbell: list[int], taken: list[int]) -> list[int]:
     """The slots that have rung since they were last taken (in any order)."""
@@ -91,26 +94,28 @@ def look_around(window, slots, queue, sampling, cache, context, vocab, turns):
 
     Returns whether there is anything to do, or may be, as in the first of the `turns` that the scheduler spins.
     What is read of the window is read at the same time, as far as one does not depend on the other: its way across
-    PCIe takes a microsecond.
+    PCIe takes a microsecond. A warp's words beside its doorbells take another one, so while there is nothing to do
+    they are read in few of the turns.
     """
+    reads_words = turns & (PATIENT - 1) == 0 or is_anybody_live(queue)
     if thread_id() == 0:
         queue.count[RUNG] = 0
     barrier()
     stop, trace, urgent = u32(0), u32(0), u32(0)
-    if has_job(0):
+    if reads_words and has_job(0):
         stop = load_relaxed(window.stop, 0, SYSTEM)
-    if has_job(1):
+    if reads_words and has_job(1):
         trace = load_relaxed(window.trace, 0, SYSTEM)
-    if has_job(2):
+    if reads_words and has_job(2):
         urgent = urgent_rung(window)
     scan(window, slots, queue)
     if is_anybody_live(queue):
         scan_live(window, slots, queue)
-    if has_job(0):
+    if reads_words and has_job(0):
         queue.count[STOPPING] = i64(stop != 0)
-    if has_job(1):
+    if reads_words and has_job(1):
         queue.count[TRACED] = i64(trace == 1)
-    if has_job(2):
+    if reads_words and has_job(2):
         # what was heard before the doorbells were looked at: of those, the scan sees all
         queue.count[URGENT_RUNG] = queue.count[URGENT_HEARD]
         queue.count[URGENT_HEARD] = i64(urgent)
