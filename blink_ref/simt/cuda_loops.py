@@ -215,6 +215,44 @@ def _(w, i, x, j, n):
 
 
 @cuda.jit(device=True)
+def _two_row_dots(w, i, x, j, n):
+    """:func:`row_dot` of one stored row with two rows of x, each weight loaded once; adds in the same order."""
+    k = lane_id() * 8
+    i += k
+    j += k
+    s0, s1, t0, t1 = f32(0.0), f32(0.0), f32(0.0), f32(0.0)
+    while k + 768 < n:
+        _keep_rolled()
+        w0, w1, w2, w3 = _eight(w, i), _eight(w, i + 256), _eight(w, i + 512), _eight(w, i + 768)
+        s0 = _add_dot8(s0, w0, _eight(x, j))
+        s1 = _add_dot8(s1, w0, _eight(x, j + n))
+        t0 = _add_dot8(t0, w1, _eight(x, j + 256))
+        t1 = _add_dot8(t1, w1, _eight(x, j + n + 256))
+        s0 = _add_dot8(s0, w2, _eight(x, j + 512))
+        s1 = _add_dot8(s1, w2, _eight(x, j + n + 512))
+        t0 = _add_dot8(t0, w3, _eight(x, j + 768))
+        t1 = _add_dot8(t1, w3, _eight(x, j + n + 768))
+        i += 1024
+        j += 1024
+        k += 1024
+    while k + 256 < n:
+        _keep_rolled()
+        w0, w1 = _eight(w, i), _eight(w, i + 256)
+        s0 = _add_dot8(s0, w0, _eight(x, j))
+        s1 = _add_dot8(s1, w0, _eight(x, j + n))
+        t0 = _add_dot8(t0, w1, _eight(x, j + 256))
+        t1 = _add_dot8(t1, w1, _eight(x, j + n + 256))
+        i += 512
+        j += 512
+        k += 512
+    if k < n:
+        w0 = _eight(w, i)
+        s0 = _add_dot8(s0, w0, _eight(x, j))
+        s1 = _add_dot8(s1, w0, _eight(x, j + n))
+    return lane_sum(s0 + t0), lane_sum(s1 + t1)
+
+
+@cuda.jit(device=True)
 def _four_row_dots(w, i, x, j, n):
     """:func:`row_dot` of one stored row with four rows of x, each weight loaded once; adds in the same order."""
     k = lane_id() * 8
@@ -247,12 +285,12 @@ def _four_row_dots(w, i, x, j, n):
 
 @define_by(words.row_dots)
 def _(w, i, x, j, rows, n, out, k):
-    # float32 weights take twice the registers, and leave none for four rows
-    fours = w.dtype != types.float32
+    # float32 weights take twice the registers, and leave none for several rows
+    several = w.dtype != types.float32
 
     def row_dots(w, i, x, j, rows, n, out, k):
         t = i64(0)
-        while fours and t + 3 < rows:
+        while several and t + 3 < rows:
             y0, y1, y2, y3 = _four_row_dots(w, i, x, j + t * n, n)
             if lane_id() == 0:
                 out[k + t] = y0
@@ -260,6 +298,12 @@ def _(w, i, x, j, rows, n, out, k):
                 out[k + t + 2] = y2
                 out[k + t + 3] = y3
             t += 4
+        while several and t + 1 < rows:
+            y0, y1 = _two_row_dots(w, i, x, j + t * n, n)
+            if lane_id() == 0:
+                out[k + t] = y0
+                out[k + t + 1] = y1
+            t += 2
         while t < rows:
             y = row_dot(w, i, x, j + t * n, n)
             if lane_id() == 0:
