@@ -151,8 +151,8 @@ def can_start(window, slots, slot, urgent_only):
 def copy_prompt(window, slots, queue, sampling, slot, vocab):
     """The prompt, stop tokens and biases out of the window's arena; how long the prompt is. All lanes.
 
-    It ends with a barrier. A token outside the vocabulary or a bias that is no number, which no well-behaved NIC writes, is counted in
-    STRANGERS.
+    It ends with a barrier. A token outside the vocabulary or a bias that is no number, which no well-behaved NIC
+    writes, is counted in STRANGERS.
     """
     at, length = i64(slots.prompt_at[slot]), i64(slots.prompt_len[slot])
     stops, biases = i64(sampling.stops[slot]), i64(sampling.biases[slot])
