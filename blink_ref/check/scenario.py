@@ -99,7 +99,7 @@ REQUESTS = [
     Request(1, 20, 20),  # too long
     Request(9, 3, 0),  # not valid
     Request(10, 2, 1, {"flags": URGENT}),
-    Request(0, 10, 2, {"priority": 1}),
+    Request(0, 22, 1, {"priority": 1}),  # more pages than a warp has lanes
     *[Request(slot, 1, 1) for slot in (1, 2, 9, 10) for _ in range(2)],
 ]
 """Rung in this order, each as soon as its slot is free: so that an END meets the slot's next request."""
