@@ -89,6 +89,7 @@ PENALTIES = {"repetition": 1.3, "presence": 0.5, "frequency": 0.25, "min_tokens"
 
 REQUESTS = [
     Request(0, 7, 2),
+    Request(12, 20, 20),  # too long
     Request(1, 2, 3, FILTERS),
     Request(9, 3, 8, cancelled=True),
     Request(5, 9, 3, {"leader": 1, "leader_generation": 1}),
@@ -96,7 +97,6 @@ REQUESTS = [
     Request(10, 3, 2, {"flags": URGENT}),
     Request(9, 1, 2, {"temperature": 0.7, "seed": 9}),
     Request(4, 2, 20, {"time_ms": 1}),
-    Request(1, 20, 20),  # too long
     Request(9, 3, 0),  # not valid
     Request(10, 2, 1, {"flags": URGENT}),
     Request(0, 22, 1, {"priority": 1}),  # more pages than a warp has lanes

@@ -42,18 +42,18 @@ def forward(block, window, slots, queue, plans, now, sampling, cache, model, act
         copy_stream(block, act.aside, act.x, rows * i64(model.hidden))
     grid_barrier(block)
     stamp(plan, EMBEDDED, timed_layer(block, plan) >= 0 and first_layer == 0)
-    in_tiles = tiles.wanted(model, rows)
-    if in_tiles:
+    if tiles.wanted(model, rows):
         layers_in_tiles(block, window, plans, now, sampling, cache, model, act)
     else:
         layers_of_few_rows(block, window, plans, now, cache, model, act)
     plan = plan_of(plans, now)
+    rows = i64(plan.count[ROWS])
     if plan.count[INTERRUPTED] > 0:
-        copy_stream(block, act.x, act.aside, i64(plan.count[ROWS]) * i64(model.hidden))
+        copy_stream(block, act.x, act.aside, rows * i64(model.hidden))
     else:
         samples = i64(plan.count[SAMPLES])
         stamp(plan, LAYERS, timed_layer(block, plan) >= 0)
-        if not (in_tiles and tiles.wanted(model, samples)):
+        if not (tiles.wanted(model, rows) and tiles.wanted(model, samples)):
             logits_and_draw(block, plan, samples, sampling, model, act.x, act.logits)
         if plan.count[FILTERED] > 0:
             grid_barrier(block)
