@@ -1,5 +1,6 @@
 # make demo: a real model answers, through ring, persistent kernel and paged cache
 # make test: the tests (CPU only); make test-cuda: those that need a GPU
+# make compile-all: the kernel, compiled for each compute capability there is, with no GPU
 # make soak: random histories of the engine, 20,000 of them
 # make mutants: what the checker says when one barrier, acquire or release is left out of the engine
 # make bench: figures of this machine, stored; make bench-compare: measured again, beside the stored ones
@@ -31,7 +32,7 @@ COMPARE = --benchmark-columns=min,median,rounds --benchmark-group-by=fullname --
 
 kept = test -f "$(1)" || { echo "there is no stored run of this kind of machine ($(1)): make $(2) stores one"; exit 1; }
 
-.PHONY: demo test test-cuda soak mutants bench bench-compare bench-cuda bench-cuda-compare notebook lint clean
+.PHONY: demo test test-cuda compile-all soak mutants bench bench-compare bench-cuda bench-cuda-compare notebook lint clean
 
 demo: $(VENV:%=%/.for-use)
 	@$(RUN) -m blink_ref generate --watch --chat --max-tokens 160 "Explain in three sentences why the sky is blue."
@@ -49,6 +50,9 @@ test: $(VENV:%=%/.for-development)
 test-cuda: $(VENV:%=%/.for-development)
 	$(RUN) -m pytest -q -m cuda tests --basetemp=$(MEMORY)
 	@rm -rf $(MEMORY)
+
+compile-all: $(VENV:%=%/.for-development)
+	$(RUN) -m blink_ref compile --all
 
 soak: $(VENV:%=%/.for-development)
 	BLINK_REF_EXAMPLES=20000 $(RUN) -m pytest -q -x --timeout=0 tests/test_engine_histories.py tests/test_engine_fuzz.py

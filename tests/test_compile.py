@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -62,6 +63,43 @@ def test_the_command_reports_in_json(compiled, capsys, monkeypatch):
     assert {"registers", "spill_bytes", "local_bytes", "shared_bytes", "f64"} <= report.keys()
     assert 0 < report["registers"] <= 128
     assert report["shared_bytes"] > 200_000
+
+
+def test_the_command_compiles_for_all_and_tells_of_faults(compiled, capsys, monkeypatch):
+    class Here:
+        """A pool of processes that is none."""
+
+        def __init__(self, *_):
+            self.map = map
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    def kernel(cc, dtype):
+        _, report = compiled[(9, 0), dtype]
+        return "", replace(report, cc=f"{cc[0]}.{cc[1]}", spill_bytes=8 * (cc == (12, 0)))
+
+    monkeypatch.setattr(command, "ProcessPoolExecutor", Here)
+    monkeypatch.setattr(command, "compile_kernel", kernel)
+    assert command.main(["--all"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [
+        "7.5",
+        "8.0",
+        "8.6",
+        "8.7",
+        "8.9",
+        "9.0",
+        "10.0",
+        "10.3",
+        "12.0",
+    ]
+    assert [line for line in lines if not line.endswith("no fault")] == [
+        f"12.0   {compiled[(9, 0), 'bfloat16'][1].registers} registers  8 bytes of spilled registers"
+    ]
 
 
 def test_a_gpu_older_than_the_oldest_served_is_refused():

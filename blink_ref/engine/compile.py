@@ -2,8 +2,11 @@
 
 import argparse
 import json
+import multiprocessing
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from itertools import repeat
 
 import numba
 import numpy as np
@@ -48,10 +51,10 @@ def compile_kernel(cc: tuple[int, int], dtype: str = "bfloat16") -> tuple[str, a
 def main(arguments: list[str]) -> int:
     """Print PTX with a report in comments at its end, or the report as JSON; 1 if the kernel has a fault."""
     options = _parser().parse_args(arguments)
+    if options.all:
+        return compile_all(options.dtype)
     ptx, report = compile_kernel(options.cc, options.dtype)
-    faults = report.faults()
-    if report.max_threads < settings.CUDA_LANES:
-        faults.append(f"{report.registers} registers leave room for {report.max_threads} threads a block only")
+    faults = faults_of(report)
     if options.json:
         print(json.dumps(report.as_dict() | {"faults": faults}))
     else:
@@ -62,6 +65,25 @@ def main(arguments: list[str]) -> int:
     for fault in faults:
         print(f"blink-ref: error: the kernel has {fault}", file=sys.stderr)
     return 1 if faults else 0
+
+
+def faults_of(report: assembler.Report) -> list[str]:
+    """What the kernel must not have, and too few threads a block."""
+    faults = report.faults()
+    if report.max_threads < settings.CUDA_LANES:
+        faults.append(f"{report.registers} registers leave room for {report.max_threads} threads a block only")
+    return faults
+
+
+def compile_all(dtype: str) -> int:
+    """A line for each compute capability that is known, two compiled at a time; 1 if a kernel has a fault."""
+    failed = 0
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        for _, report in pool.map(compile_kernel, capability.SHARED_LIMIT, repeat(dtype)):
+            faults = faults_of(report)
+            failed |= bool(faults)
+            print(f"{report.cc:5} {report.registers:4} registers  {', '.join(faults) or 'no fault'}", flush=True)
+    return failed
 
 
 def _capability(text: str) -> tuple[int, int]:
@@ -77,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Compile the persistent kernel to PTX, with no GPU, and report its registers and spills.",
         epilog="example: blink-ref compile --cc 9.0 --no-ptx",
     )
+    parser.add_argument("--all", action="store_true", help="a line for each capability there is, some minutes")
     parser.add_argument("--cc", type=_capability, default=(9, 0), help="compute capability (default 9.0)")
     parser.add_argument(
         "--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"), help="of weights"

@@ -14,6 +14,7 @@ SHARED_LIMIT = {
     (8, 9): 99,
     (9, 0): 227,
     (10, 0): 227,
+    (10, 3): 227,
     (12, 0): 99,
 }
 """KiB of shared memory a block can have (CUDA programming guide, "Compute Capabilities")."""
