@@ -229,7 +229,7 @@ draw_ring(axes, "the ring after the doorbell has rung (yellow: news), before the
 # It is the number of the arrival (ours is number 0), moved back by a priority, and forward for an urgent request.
 
 # %%
-arrivals.look_around(view, slots, queue, wishes, cache, context, config.vocab, 0)
+arrivals.look_around(view, slots, queue, wishes, cache, context, config.vocab, 0, False)
 print("rung:", queue.rung[: queue.count[state.RUNG]], " waiting:", queue.count[state.WAITING])
 print("slot 0: order", slots.order[0], " prompt", slots.prompt_len[0], "tokens, most to generate", slots.limit[0])
 _, axes = plt.subplots(figsize=(9, 1.8))

@@ -24,7 +24,7 @@ CONTEXT, PAGE, ROOM = 24, 4, 32
 @device
 def take_in(block, window, slots, queue, sampling, cache, context, vocab):
     """A turn of the scheduler but for the plan; those that admission refuses end with it."""
-    look_around(window, slots, queue, sampling, cache, context, vocab, 0)
+    look_around(window, slots, queue, sampling, cache, context, vocab, 0, False)
     if thread_id() == 0:
         end_requests(window, slots, queue, cache)
         measure_room(window)

@@ -33,7 +33,7 @@ SLOTS = 32
 
 @device
 def look_alone(block, window, slots, queue, sampling, cache, context, vocab):
-    look_around(window, slots, queue, sampling, cache, context, vocab, 0)
+    look_around(window, slots, queue, sampling, cache, context, vocab, 0, False)
 
 
 def bench(**changes):

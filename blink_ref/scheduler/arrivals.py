@@ -38,6 +38,7 @@ from ..simt.vocabulary import (
     load_acquire,
     load_relaxed,
     load_relaxed_four,
+    relax,
     thread_id,
     u32,
     warp_id,
@@ -77,6 +78,9 @@ MS = 1_000_000
 PATIENT = 16
 """Of so many turns in which there is nothing to do, one looks at more than the doorbells."""
 
+MOST_TURNS = (1 << 30) - 1
+"""Turns are counted up to it, and then from 0 again."""
+
 
 def scan_spec(doorbell: list[int], taken: list[int]) -> list[int]:
     """The slots that have rung since they were last taken (in any order)."""
@@ -89,40 +93,40 @@ def order_spec(arrival: int, priority: int, urgent: bool, slot: int) -> int:
 
 
 @device
-def look_around(window, slots, queue, sampling, cache, context, vocab, turns):
+def listen(window, slots, queue, turns, patience):
+    """While there is nothing to do, look at the doorbells and at nothing else. All lanes of one block.
+
+    Between two turns of the scheduler. Returns how many turns there have been, each look one of them, and whether a
+    doorbell has rung: then the slots are listed. It returns in any case when the window's other words are due, or
+    `patience` is over.
+    """
+    idle, heard = nothing_to_do(queue), False
+    while True:
+        relax(turns)
+        turns = i32((turns + 1) & MOST_TURNS)
+        if not idle or turns & (PATIENT - 1) == 0 or turns == patience:
+            break
+        barrier()  # all have seen that none has rung
+        scan(window, slots, queue)
+        barrier()
+        if queue.count[RUNG] > 0:
+            heard = True
+            break
+    return turns, heard
+
+
+@device
+def look_around(window, slots, queue, sampling, cache, context, vocab, turns, heard):
     """Take in what has rung, and mark what is to end. All lanes of one block; lane 0 is the last.
 
     Returns whether there is anything to do, or may be, as in the first of the `turns` that the scheduler spins.
-    What is read of the window is read at the same time, as far as one does not depend on the other: its way across
-    PCIe takes a microsecond. A warp's words beside its doorbells take another one, so while there is nothing to do
-    they are read in few of the turns.
+    `heard` = :func:`listen` has listed what has rung.
     """
-    reads_words = turns & (PATIENT - 1) == 0 or is_anybody_live(queue)
-    if thread_id() == 0:
-        queue.count[RUNG] = 0
-    barrier()
-    stop, trace, urgent = u32(0), u32(0), u32(0)
-    if reads_words and has_job(0):
-        stop = load_relaxed(window.stop, 0, SYSTEM)
-    if reads_words and has_job(1):
-        trace = load_relaxed(window.trace, 0, SYSTEM)
-    if reads_words and has_job(2):
-        urgent = urgent_rung(window)
-    scan(window, slots, queue)
-    if is_anybody_live(queue):
-        scan_live(window, slots, queue)
-    if reads_words and has_job(0):
-        queue.count[STOPPING] = i64(stop != 0)
-    if reads_words and has_job(1):
-        queue.count[TRACED] = i64(trace == 1)
-    if reads_words and has_job(2):
-        # what was heard before the doorbells were looked at: of those, the scan sees all
-        queue.count[URGENT_RUNG] = queue.count[URGENT_HEARD]
-        queue.count[URGENT_HEARD] = i64(urgent)
-    barrier()
-    if turns > 0 and nothing_to_do(queue):
-        barrier()  # all have seen it
-        return False
+    if not heard:
+        look_at_all(window, slots, queue)
+        if turns > 0 and nothing_to_do(queue):
+            barrier()  # all have seen it
+            return False
     take_requests(window, slots, queue, sampling, vocab)
     barrier()
     n = i64(thread_id())
@@ -139,6 +143,37 @@ def look_around(window, slots, queue, sampling, cache, context, vocab, turns):
                 slot = i64(queue.rung[place])
                 event(window, queue, EVENT_ARRIVE, slot, slots.prompt_len[slot])
     return True
+
+
+@device
+def look_at_all(window, slots, queue):
+    """See all that the NIC may have written. All lanes of one block; ends with a barrier.
+
+    What is read of the window is read at the same time, as far as one does not depend on the other: its way across
+    PCIe takes a microsecond.
+    """
+    if thread_id() == 0:
+        queue.count[RUNG] = 0
+    barrier()
+    stop, trace, urgent = u32(0), u32(0), u32(0)
+    if has_job(0):
+        stop = load_relaxed(window.stop, 0, SYSTEM)
+    if has_job(1):
+        trace = load_relaxed(window.trace, 0, SYSTEM)
+    if has_job(2):
+        urgent = urgent_rung(window)
+    scan(window, slots, queue)
+    if is_anybody_live(queue):
+        scan_live(window, slots, queue)
+    if has_job(0):
+        queue.count[STOPPING] = i64(stop != 0)
+    if has_job(1):
+        queue.count[TRACED] = i64(trace == 1)
+    if has_job(2):
+        # what was heard before the doorbells were looked at: of those, the scan sees all
+        queue.count[URGENT_RUNG] = queue.count[URGENT_HEARD]
+        queue.count[URGENT_HEARD] = i64(urgent)
+    barrier()
 
 
 @device

@@ -17,10 +17,10 @@ from ..ring.layout import (
     STOPPED,
 )
 from ..simt import device
-from ..simt.vocabulary import barrier, i32, i64, relax, thread_id
+from ..simt.vocabulary import barrier, i32, i64, thread_id
 from .admit import admit
 from .ahead import issue, may_draft, take_off, third_plan
-from .arrivals import look_around, mark_ending
+from .arrivals import listen, look_around, mark_ending
 from .batch import make_draft
 from .pause import put_aside
 from .residence import forget_reserved, measure_room
@@ -53,9 +53,6 @@ from .state import (
     plan_of,
 )
 from .trace import heed_tracer, publish_events
-
-MOST_TURNS = (1 << 30) - 1
-"""Turns are counted up to it, and then from 0 again."""
 
 
 @device
@@ -129,9 +126,9 @@ def plan_next(window, slots, queue, plans, landed, draft, sampling, cache, model
         if beside == 0 and queue.count[PAUSED] == 0:
             forget_reserved(window)
         tell(window, sampling, act, plan_of(plans, landed))
-    turns = i32(0)
+    turns, heard = i32(0), False
     while True:
-        if look_around(window, slots, queue, sampling, cache, context, model.vocab, turns):
+        if look_around(window, slots, queue, sampling, cache, context, model.vocab, turns, heard):
             if thread_id() == 0:
                 file_landed(window, slots, queue, cache, plan_of(plans, landed))
                 if turns == 0 and queue.count[PAUSED] == 0:
@@ -148,8 +145,7 @@ def plan_next(window, slots, queue, plans, landed, draft, sampling, cache, model
         barrier()
         if beside == 1 or queue.count[OUTCOME] >= 0:
             break
-        relax(turns)
-        turns = i32((turns + 1) & MOST_TURNS)
+        turns, heard = listen(window, slots, queue, turns, patience)
         stamp(plan_of(plans, draft), LOOKED, thread_id() == 0)
 
 

@@ -106,7 +106,7 @@ def _(spins):
     def relax(spins):
         if spins > 20000:
             _sleep(u32(2000))
-        elif spins > 2000:
+        elif spins > 64:
             _sleep(u32(100))
 
     return relax
