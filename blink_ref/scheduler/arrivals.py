@@ -96,17 +96,17 @@ def order_spec(arrival: int, priority: int, urgent: bool, slot: int) -> int:
 def listen(window, slots, queue, turns, patience):
     """While there is nothing to do, look at the doorbells and at nothing else. All lanes of one block.
 
-    Between two turns of the scheduler. Returns how many turns there have been, each look one of them, and whether a
-    doorbell has rung: then the slots are listed. It returns in any case when the window's other words are due, or
-    `patience` is over.
+    Between two turns of the scheduler. Returns how many turns there have been, each look one of them, and whether
+    a doorbell has rung: then the slots are listed. It returns in any case when the window's other words are due,
+    or `patience` is over.
     """
     idle, heard = nothing_to_do(queue), False
     while True:
         relax(turns)
         turns = i32((turns + 1) & MOST_TURNS)
+        barrier()  # all have seen that none has rung
         if not idle or turns & (PATIENT - 1) == 0 or turns == patience:
             break
-        barrier()  # all have seen that none has rung
         scan(window, slots, queue)
         barrier()
         if queue.count[RUNG] > 0:
