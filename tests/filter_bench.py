@@ -102,10 +102,10 @@ class Samples:
         none, rows = np.zeros(0, np.float32), n + 1
         self.model = Model(
             none, np.zeros((1, 7), np.int64), none, np.zeros((1, 1), np.float32), np.array(EOS, np.int32),
-            0, 0, 1, 8, 8, 1, 1, 8, vocab, f32(1e-5), 0,
+            0, 0, 1, 8, 8, 1, 1, 8, vocab, f32(1e-5), 0, np.zeros(8, np.uint16), np.zeros((1, 4), np.int64), 0,
         )  # fmt: skip
         self.act = Activations(
-            x=none, aside=none, normed=none, q=none, attended=none, gated=none, pieces=none,
+            x=none, aside=none, normed=none, squares=none, q=none, attended=none, gated=none, pieces=none,
             logits=np.append(self.x.reshape(-1), np.full(vocab, np.nan, np.float32)),
             adjusted=np.full(rows * vocab, np.nan, np.float32),
             counts=np.zeros(rows * vocab, np.int32),

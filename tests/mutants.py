@@ -29,7 +29,7 @@ BARRIERS = {"barrier", "warp_barrier", "grid_barrier"}
 BARRIERS |= {"mbarrier_arrive", "mbarrier_expect_bytes", "mbarrier_wait", "async_fence"}
 
 SEEDS = range(4)
-LIMIT = 60
+LIMIT = 150
 """Seconds for a mutant; no report by then is none."""
 
 AT_ONCE = 2
@@ -126,6 +126,7 @@ def apply(mutant: Mutant) -> None:
 
 def report(mutant: Mutant | None) -> str:
     """The finding's text, or nothing, of a mutant or of the engine as it is; in a process of its own."""
+    signal.signal(signal.SIGALRM, _over)
     signal.alarm(LIMIT)
     if mutant is not None:
         apply(mutant)
@@ -134,7 +135,17 @@ def report(mutant: Mutant | None) -> str:
             scenario.run(seed)
         except Finding as finding:
             return str(finding)
+        except Over:
+            return "" if mutant is not None else f"no end within {LIMIT} s"
     return ""
+
+
+class Over(BaseException):
+    """The time for a mutant is over."""
+
+
+def _over(*_: object) -> None:
+    raise Over
 
 
 def main(chosen: Sequence[str]) -> int:

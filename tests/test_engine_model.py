@@ -15,13 +15,15 @@ from blink_ref.config import cache_dir
 from blink_ref.engine.forward import forward
 from blink_ref.kernels import sampling
 from blink_ref.kernels.logits import LOWEST
+from blink_ref.kernels.stream import set_up
 from blink_ref.kvcache.pages import pages_spec
 from blink_ref.model.config import ModelConfig
 from blink_ref.model.reference import Reference
 from blink_ref.model.weights import Weights
 from blink_ref.ring.layout import LENGTH, STOP
 from blink_ref.scheduler import state
-from blink_ref.simt.vocabulary import rank_index
+from blink_ref.simt import device
+from blink_ref.simt.vocabulary import barrier, rank_index
 
 DATA = Path(__file__).parent / "data"
 GOLDEN = json.loads((DATA / "smollm2_golden.json").read_text())["items"]
@@ -54,6 +56,13 @@ VARIANTS = {
 }
 
 
+@device
+def one_step(block, window, slots, queue, plans, now, sampling, cache, model, act):
+    set_up(block, model)
+    barrier()
+    forward(block, window, slots, queue, plans, now, sampling, cache, model, act)
+
+
 class Steps:
     """``forward`` called by hand on one sequence; every row wants a sample."""
 
@@ -83,7 +92,7 @@ class Steps:
         s, made = self.settings, self.bench
         now = int(made.queue.count[state.NOW])
         needed = made.view, made.slots, made.queue, made.plans, now, made.sampling, made.cache, made.model, act
-        simt.launch(forward, s.blocks, s.lanes, *needed, target=s.target, shared=s.shared)
+        simt.launch(one_step, s.blocks, s.lanes, *needed, target=s.target, shared=s.shared)
         self.done += n
         vocab = self.bench.config.vocab
         logits = act.logits[: n * vocab].reshape(n, vocab).copy()

@@ -51,7 +51,7 @@ def put(model, cache, slot, keys, values):
 @device
 def attend_alone(block, plan, rows, layer, model, cache, q, attended):
     poison_arena(block)
-    attention.attend(block, plan, rows, layer, model, cache, q, attended)
+    attention.attend(block, plan, rows, layer, model, cache, q, attended, False)
 
 
 def run_attend(target, lanes, plan, rows, model, cache, q, blocks=BLOCKS):
@@ -231,7 +231,7 @@ def project_then_attend(block, plan, rows, layer, model, cache, x, q, attended):
     poison_arena(block)
     attention.project(block, plan, rows, layer, model, cache, x, q)
     grid_barrier(block)
-    attention.attend(block, plan, rows, layer, model, cache, q, attended)
+    attention.attend(block, plan, rows, layer, model, cache, q, attended, False)
 
 
 def test_what_is_projected_in_pieces_is_attended_as_if_it_had_come_at_once(target, lanes):

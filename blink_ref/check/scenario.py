@@ -15,7 +15,7 @@ import numpy as np
 from ..engine import memory
 from ..engine.persistent import serve
 from ..engine.settings import Settings
-from ..kernels import attention, staging, tiles
+from ..kernels import attention, staging, stream, tiles
 from ..model.config import ModelConfig
 from ..model.weights import Weights
 from ..ring.layout import BEAT_EVENTS, BEAT_STATE, END, STOPPED, TOKEN, URGENT, unpack_record
@@ -26,7 +26,7 @@ MODEL = ModelConfig(
     name="smallest",
     vocab=13,
     hidden=16,
-    ffn=16,
+    ffn=48,
     layers=2,
     heads=2,
     kv_heads=1,
@@ -44,10 +44,10 @@ MODEL = ModelConfig(
 LANES, WARPS, PAGE_SIZE = 6, 2, 4
 
 IN_TILES = 2
-"""Rows above which a step is computed in tiles, with half of the seeds."""
+"""Rows above which a step is computed in tiles, and up to which from the stream, with half of the seeds."""
 
-STAGED = 2
-"""Rows that the arena holds at once, of the 5 in a step."""
+STAGED = 4
+"""Rows that the arena holds at once, of the 5 in a step; of the wide ones in the MLP it holds one."""
 
 SETTINGS = Settings(
     target="python",
@@ -105,6 +105,13 @@ REQUESTS = [
 """Rung in this order, each as soon as its slot is free: so that an END meets the slot's next request."""
 
 
+LATER = [Request(2, 2, 9), *[Request(10, 1, 1, {"flags": URGENT})] * 4]
+"""Rung after a silence: a request of one row a step, and urgent ones that interrupt such steps."""
+
+SILENCE = 300
+"""Turns of the NIC in which it does nothing, while the scheduler has nothing to do."""
+
+
 class Nic:
     """The NIC's side of the window in the fewest words, as an agent that the checker watches."""
 
@@ -112,18 +119,22 @@ class Nic:
 
     def __init__(self) -> None:
         self._taken = self._events = self._urgent = 0
-        self._waiting = list(REQUESTS)
+        self._waiting: list[Request] = []
         self._running: dict[int, Request] = {}
 
     def __call__(self, window: Any, *_: Any) -> None:
         store_release(window.trace, 0, np.uint32(1), SYSTEM)
-        self._submit(window)
         spins = 0
-        while self._running:
-            self._poll(window)
-            self._look_at_events(window)
-            relax(spins)
-            spins += 1
+        for requests in (REQUESTS, LATER):
+            self._waiting = list(requests)
+            self._submit(window)
+            while self._running:
+                self._poll(window)
+                self._look_at_events(window)
+                relax(spins)
+                spins += 1
+            for n in range(SILENCE):
+                relax(spins + n)
         store_release(window.stop, 0, np.uint32(1), SYSTEM)
         while load_acquire(window.heartbeat, BEAT_STATE, SYSTEM) != STOPPED:
             relax(spins)
@@ -191,12 +202,13 @@ def run(seed: int) -> list[Count]:
     """The engine from its launch to its end, in the interleaving of a seed; raises the first finding.
 
     Where the seed is odd, the scheduler has a block of its own; where half of it is odd, steps of more than
-    IN_TILES rows are computed in tiles.
+    IN_TILES rows are computed in tiles, and others from the stream of packed weights.
     """
     own, in_tiles = seed % 2, IN_TILES if seed // 2 % 2 else 0
     settings = replace(SETTINGS, blocks=SETTINGS.blocks + own, scheduler_block=own == 1)
     if in_tiles:  # a block that computes alone has more than one tile
-        settings = replace(settings, blocks=SETTINGS.blocks, shared=tiles.arena(MODEL.head_dim))
+        shared = max(tiles.arena(MODEL.head_dim), stream.arena(IN_TILES, WARPS))
+        settings = replace(settings, blocks=SETTINGS.blocks, shared=shared, stream_rows=IN_TILES)
     layout = replace(memory.window_layout(MODEL, settings), outbox=OUTBOX, events=1 << 11)
     nic_half, gpu_half = np.zeros((), layout.nic_half), np.zeros((), layout.gpu_half)
     window = memory.device_window(nic_half, gpu_half, layout)
@@ -221,9 +233,11 @@ def run(seed: int) -> list[Count]:
 
 @contextmanager
 def narrow_pieces() -> Iterator[None]:
-    """Tiles of this model, too, are cut in pieces."""
+    """Tiles of this model, too, are cut in pieces, and its strips; and no more than two strips' sums wait."""
     columns, tiles.COLUMNS = tiles.COLUMNS, 4
+    piece, stream.PIECE = stream.PIECE, 1
+    slots, stream.MOST_SLOTS = stream.MOST_SLOTS, 2
     try:
         yield
     finally:
-        tiles.COLUMNS = columns
+        tiles.COLUMNS, stream.PIECE, stream.MOST_SLOTS = columns, piece, slots

@@ -5,9 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from ..kernels.packing import pack
+from ..kernels.tensors import Model
 from ..ring.device import Window as DeviceWindow
 from ..ring.window import Window
 from ..simt import on_cuda
+from .settings import CUDA_LANES
 
 IN_GPU_MEMORY = ("written", "read", "room", "dealt", "reserved")
 """Arrays of the kernel's view of the window that are not in the window."""
@@ -24,4 +27,13 @@ def place(args: tuple[Any, ...], window: Window) -> tuple[Any, ...]:
     own = {name: on_cuda.to_device(arrays.pop(name)) for name in IN_GPU_MEMORY}
     fields = {name: at(value) for name, value in arrays.items()}
     mapped: DeviceWindow = view._replace(**fields, **own)
-    return mapped, *(on_cuda.to_device(other) for other in others)
+    return mapped, *(place_model(each) if isinstance(each, Model) else on_cuda.to_device(each) for each in others)
+
+
+def place_model(model: Model) -> Model:
+    """The model on the GPU; its weights are packed there."""
+    placed: Model = on_cuda.to_device(model._replace(packed=None))
+    placed = placed._replace(packed=on_cuda.empty(model.packed))
+    if placed.stream_rows:
+        on_cuda.start(pack, on_cuda.limits().sms, CUDA_LANES, (placed,), 0).wait()
+    return placed

@@ -1,6 +1,6 @@
 """One step through the model: the phases of a plan, and what orders them."""
 
-from ..kernels import tiles
+from ..kernels import packing, stream, tiles
 from ..kernels.attention import attend, project
 from ..kernels.embedding import embedding
 from ..kernels.filters import draw_filtered
@@ -24,7 +24,7 @@ from ..scheduler.sight import (
 )
 from ..scheduler.state import CHUNKS, FILTERED, FIRST_LAYER, INTERRUPTED, ROWS, SAMPLES, SPARE, plan_of
 from ..simt import device, grid_barrier
-from ..simt.vocabulary import i32, i64, opaque
+from ..simt.vocabulary import barrier, i32, i64, opaque
 
 
 @device
@@ -35,14 +35,24 @@ def forward(block, window, slots, queue, plans, now, sampling, cache, model, act
     """
     plan = plan_of(plans, now)
     rows, first_layer = i64(plan.count[ROWS]), i64(plan.count[FIRST_LAYER])
+    stage, parity, streamed = i32(0), i32(0), stream.wanted(model, rows)
+    if streamed:
+        stage, parity = stream.begin(block, model, first_layer, products_of(plan, model))
     forget_draws(block, plan, i64(plan.count[SAMPLES]))
     if first_layer == 0:
         embedding(block, plan, plan_of(plans, queue.count[SPARE]), rows, model, act.x)
+        if streamed:
+            barrier()
+            stream.begin_rows(block, plan, rows, first_layer, act.x, model, cache, act)
+    elif streamed:
+        stream.begin_rows(block, plan, rows, first_layer, act.aside, model, cache, act)
     else:
         copy_stream(block, act.aside, act.x, rows * i64(model.hidden))
     grid_barrier(block)
     stamp(plan, EMBEDDED, timed_layer(block, plan) >= 0 and first_layer == 0)
-    if tiles.wanted(model, rows):
+    if streamed:
+        layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, model, act)
+    elif tiles.wanted(model, rows):
         layers_in_tiles(block, window, plans, now, sampling, cache, model, act)
     else:
         layers_of_few_rows(block, window, plans, now, cache, model, act)
@@ -52,12 +62,51 @@ def forward(block, window, slots, queue, plans, now, sampling, cache, model, act
         copy_stream(block, act.x, act.aside, rows * i64(model.hidden))
     else:
         samples = i64(plan.count[SAMPLES])
-        stamp(plan, LAYERS, timed_layer(block, plan) >= 0)
-        if not (tiles.wanted(model, rows) and tiles.wanted(model, samples)):
+        stamp(plan, LAYERS, timed_layer(block, plan) >= 0 and not stream.wanted(model, rows))
+        if not (stream.wanted(model, rows) or (tiles.wanted(model, rows) and tiles.wanted(model, samples))):
             logits_and_draw(block, plan, samples, sampling, model, act.x, act.logits)
         if plan.count[FILTERED] > 0:
             grid_barrier(block)
             draw_filtered(block, plan, samples, slots, sampling, model, act)
+
+
+@device
+def products_of(plan, model):
+    """How many products the stream has for a step: the logits are the last, if anybody wants a sample."""
+    return 4 * i64(model.layers) + i64(plan.count[SAMPLES] > 0)
+
+
+@device
+def layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, model, act):
+    """The plan's layers from FIRST_LAYER on, until it is interrupted, and the logits: for a few rows."""
+    number = 4 * i64(plan_of(plans, now).count[FIRST_LAYER])
+    prepared = stream.prepare(block, i64(plan_of(plans, now).count[ROWS]), number, model)
+    while number < products_of(plan_of(plans, now), model):
+        plan = plan_of(plans, now)
+        kind, layer = packing.kind_of(model, number), i32(number >> 2)
+        rows, timed = i64(plan.count[ROWS]), timed_layer(block, plan)
+        stamp(plan, LAYER, layer == timed and kind == packing.PROJECT)
+        stamp(plan, LAYERS, timed >= 0 and kind == packing.LOGITS)
+        if kind == packing.ATTENDED:
+            attend(block, plan, rows, layer, model, cache, act.q, act.attended, True)
+            grid_barrier(block)
+            stamp(plan, ATTENDED, layer == timed)
+        samples, products = i64(plan.count[SAMPLES]), products_of(plan, model)
+        stage, parity = stream.product(
+            block, plan, rows, samples, number, products, prepared, stage, parity, model, sampling, cache, act
+        )
+        plan = plan_of(plans, now)
+        timed = timed_layer(block, plan)
+        if kind == packing.LOWERED and timed >= 0:
+            watch(window, plan, layer + 1, i64(model.layers))
+        number += 1
+        if kind < packing.LOGITS:
+            prepared = stream.prepare(block, rows, min(number, 4 * i64(model.layers)), model)
+            grid_barrier(block)
+            stamp(plan, stamp_after(kind), layer == timed)
+            if kind == packing.LOWERED and plan.count[INTERRUPTED] == layer + 1:
+                stream.drain(block, model, stage, parity)
+                number = products_of(plan, model)
 
 
 @device
@@ -77,7 +126,7 @@ def layers_of_few_rows(block, window, plans, now, cache, model, act):
         grid_barrier(block)
         stamp(plan, PROJECTED, layer == timed)
 
-        attend(block, plan, rows, layer, model, cache, act.q, act.attended)
+        attend(block, plan, rows, layer, model, cache, act.q, act.attended, False)
         grid_barrier(block)
         stamp(plan, ATTENDED, layer == timed)
 

@@ -46,7 +46,7 @@ class Engine:
         """Allocate, compile if need be, launch; returns when the kernel runs. Bounds: see persistent.serve."""
         s, w = self.settings, self.window
         view = memory.device_window(w.nic, w.gpu, w.layout)
-        args: tuple[Any, ...] = memory.arguments(self.config, self.weights, s, view)
+        args: tuple[Any, ...] = memory.arguments(self.config, self.weights, s, view, pack=s.target != "cuda")
         if s.target == "cuda":
             from . import cuda_memory
 

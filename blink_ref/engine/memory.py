@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels import tiles
+from ..kernels import packing, stream, tiles
 from ..kernels.tensors import Activations, Model
 from ..kvcache import pages
 from ..model.config import ModelConfig, rope_table
@@ -43,8 +43,16 @@ def device_window(nic: Any, gpu: Any, layout: Layout) -> Window:
     )
 
 
-def device_model(config: ModelConfig, weights: Weights, context: int, in_tiles: int = 0) -> Model:
-    """The model as the kernels see it; the weights are not copied. `in_tiles`: see :attr:`Model.tiles`."""
+def device_model(
+    config: ModelConfig,
+    weights: Weights,
+    context: int,
+    in_tiles: int = 0,
+    stream_rows: int = 0,
+    packed: np.ndarray | None = None,
+    table: np.ndarray | None = None,
+) -> Model:
+    """The model as the kernels see it; the weights are not copied. For the last four see :class:`Model`."""
     norm = aligned(weights.norm.size, np.float32)
     norm[:] = weights.norm.reshape(-1)
     return Model(
@@ -64,12 +72,23 @@ def device_model(config: ModelConfig, weights: Weights, context: int, in_tiles: 
         vocab=config.vocab,
         eps=np.float32(config.rms_eps),
         tiles=in_tiles,
+        packed=aligned(8, np.uint16) if packed is None else packed,
+        stream=np.zeros((1, 8), np.int32) if table is None else table,
+        stream_rows=stream_rows,
     )
 
 
 def tiles_fit(config: ModelConfig, weights: Weights, settings: Settings) -> bool:
     """Whether steps of many rows can be computed in tiles."""
     return tiles.fits(config, weights.flat.dtype, settings.shared)
+
+
+def stream_fits(config: ModelConfig, weights: Weights, settings: Settings) -> bool:
+    """Whether steps of few rows can be computed from a stream of packed weights."""
+    if settings.stream_rows == 0 or settings.warps > stream.MOST_WARPS:
+        return False
+    room = settings.shared >= stream.arena(settings.stream_rows, settings.warps)
+    return room and packing.fits(config, weights.flat.dtype)
 
 
 def activations(config: ModelConfig, rows: int, samples: int, tiles_at_once: int = 1) -> Activations:
@@ -82,6 +101,7 @@ def activations(config: ModelConfig, rows: int, samples: int, tiles_at_once: int
         x=poisoned(rows * config.hidden),
         aside=poisoned(rows * config.hidden),
         normed=poisoned(rows * config.hidden),
+        squares=poisoned(rows * config.hidden // 4),
         q=poisoned(rows * heads),
         attended=poisoned(rows * heads),
         gated=poisoned(rows * config.ffn),
@@ -101,10 +121,22 @@ def poisoned(n: int) -> np.ndarray:
     return buffer
 
 
-def arguments(config: ModelConfig, weights: Weights, settings: Settings, window: Window) -> tuple[Any, ...]:
-    """Everything that ``serve(block, ...)`` takes between its block and its bounds, in order."""
+def arguments(
+    config: ModelConfig, weights: Weights, settings: Settings, window: Window, pack: bool = True
+) -> tuple[Any, ...]:
+    """Everything that ``serve(block, ...)`` takes between its block and its bounds, in order.
+
+    Without `pack`, :attr:`Model.packed` is only allocated: whoever places it on a GPU fills it there.
+    """
     s = settings
     in_tiles = s.tiles if tiles_fit(config, weights, s) else 0
+    streamed = s.stream_rows if stream_fits(config, weights, s) else 0
+    packed = table = None
+    if streamed:
+        table = packing.table(config, s.blocks - s.scheduler_block, s.warps)
+        packed = aligned(packing.size(table), np.uint16)
+        if pack:
+            packed[:] = packing.spec(config, weights)
     slots, queue = state.allocate(
         s.slots, s.running, s.context, s.reserved, s.layer_preemption, s.scheduler_block, s.rows
     )
@@ -124,7 +156,7 @@ def arguments(config: ModelConfig, weights: Weights, settings: Settings, window:
             s.page_size,
             s.sharing,
         ),
-        device_model(config, weights, s.context, in_tiles),
+        device_model(config, weights, s.context, in_tiles, streamed, packed, table),
         activations(config, s.rows, s.running, s.blocks if in_tiles else 1),
         s.context,
     )

@@ -6,6 +6,7 @@ block 0 writes the token drawn into the NIC's outbox (scheduler/retire.py) and p
 host code runs in between.
 """
 
+from ..kernels.stream import set_up
 from ..scheduler.schedule import schedule
 from ..scheduler.sight import DRAWN, stamp
 from ..scheduler.state import BESIDE, GO, INTERRUPTED, LEFT, NOW, RUN, plan_of
@@ -24,6 +25,7 @@ def serve(block, window, slots, queue, plans, sampling, cache, model, act, conte
     """
     if block.id == 0 and thread_id() == 0:
         queue.count[LEFT] = max_steps
+    set_up(block, model)
     team = team_of(block, queue.own_block)  # those who compute: all, or all but the scheduler
     while True:
         beside = i32(0)

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 
 from ..errors import BlinkError
-from ..kernels import attention, staging, tiles
+from ..kernels import attention, staging, stream, tiles
 from ..kvcache.pages import pages_spec
 from ..model.config import ModelConfig
 from ..simt.capability import STATIC_SHARED
@@ -20,6 +20,9 @@ STAGED_IN_L1 = 28 * 1024 // 4
 MOST_BLOCKS = 64
 """On a CPU of fewer cores: beyond it, blocks do little but wait for each other."""
 
+
+WEIGHT_BYTES = 2
+"""Of a bfloat16, the only one that is packed."""
 
 MANY = 32
 """Blocks from which on one that does not compute is hardly missed."""
@@ -53,8 +56,17 @@ class Settings:
     tiles: int = 0
     """steps of more rows are computed in tiles, if model and GPU allow it: much faster, but a request's tokens may
     then depend on what is computed beside it; 0 = no step is"""
+    stream_rows: int = 0
+    """steps of up to so many rows are computed from a stream of packed weights, if model and GPU allow it; with
+    the same effect on tokens; 0 = no step is"""
     sharing: bool = True
     """whether requests that begin alike share pages"""
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        width = {"cuda": 32, "cpu": 1, "python": WARP_WIDTH}[self.target]
+        return -(-self.lanes // width)
 
     def __post_init__(self) -> None:
         if self.scheduler_block and self.blocks < 2:
@@ -125,5 +137,16 @@ def choose(
     sizes = rows, running, slots, context, page_size, pages, running // 8
     if scheduler_block is None:
         scheduler_block = target == "cuda" and blocks >= MANY
-    few = tiles.FEW if target == "cuda" and not batch_invariant else 0
-    return Settings(target, blocks, lanes, shared, *sizes, scheduler_block=scheduler_block, tiles=few)
+    fast = target == "cuda" and not batch_invariant
+    # the packed weights lie beside the others, and a third of what is free is for the KV cache
+    streams = fast and machine.streams and 2 * WEIGHT_BYTES * config.parameters <= 0.6 * machine.free_bytes
+    return Settings(
+        target,
+        blocks,
+        lanes,
+        shared,
+        *sizes,
+        scheduler_block=scheduler_block,
+        tiles=tiles.FEW if fast else 0,
+        stream_rows=stream.MOST_ROWS if streams else 0,
+    )

@@ -20,6 +20,8 @@ from ..simt.vocabulary import (
     dot,
     exp,
     f32,
+    fragment_put,
+    i32,
     i64,
     lane_id,
     lane_max,
@@ -33,6 +35,7 @@ from ..simt.vocabulary import (
     warp_width,
     warps,
 )
+from .packing import row_at
 from .rmsnorm import rmsnorm
 from .rope import rotate
 from .staging import SCRATCH, result_at, rows_at_once, staged_at
@@ -109,30 +112,40 @@ def put_pair(plan, row, layer, head, i, a, b, model, cache, q):
     half, position = d >> 1, i64(plan.position[row])
     if head < heads + kv_heads:
         a, b = rotate(a, b, model.rope[position, i], model.rope[position, half + i])
+    page, inside = i64(0), i64(0)
+    if head >= heads:
+        n_page, inside = divide(position, i64(cache.page_size))
+        page = i64(cache.table[plan.slot[row], n_page])
+    store_pair(page, inside, row, layer, head, i, a, b, model, cache, q)
+
+
+@device
+def store_pair(page, inside, row, layer, head, i, a, b, model, cache, q):
+    """One lane: a rotated pair of a row of queries, or of a key or value, to its place in a page."""
+    d, heads, kv_heads = i64(model.head_dim), i64(model.heads), i64(model.kv_heads)
+    half = d >> 1
     if head < heads:
         at = (row * heads + head) * d + i
         q[at] = a
         q[at + half] = b
+    elif head < heads + kv_heads:
+        at = page_start(cache, model, layer, page, head - heads) + inside * d + i
+        cache.keys[at] = a
+        cache.keys[at + half] = b
     else:
-        n_page, inside = divide(position, i64(cache.page_size))
-        page, inside = cache.table[plan.slot[row], n_page], inside * d + i
-        if head < heads + kv_heads:
-            at = page_start(cache, model, layer, page, head - heads) + inside
-            cache.keys[at] = a
-            cache.keys[at + half] = b
-        else:
-            at = page_start(cache, model, layer, page, head - heads - kv_heads) + inside
-            cache.values[at] = a
-            cache.values[at + half] = b
+        at = page_start(cache, model, layer, page, head - heads - kv_heads) + inside * d + i
+        cache.values[at] = a
+        cache.values[at + half] = b
 
 
 @device
-def attend(block, plan, rows, layer, model, cache, q, attended):
+def attend(block, plan, rows, layer, model, cache, q, attended, in_fragments):
     """``attended[t, h]`` = softmax(q k / sqrt(d)) v over positions up to the row's own, for each (row, head).
 
     Blocks share out the (row, head) items. All blocks call it, after a grid barrier behind
     :func:`project`; it ends without one. The arena holds the scratch, the query, and for each warp
-    a page's scores and the head's sum so far; then the warps' maxima and totals.
+    a page's scores and the head's sum so far; then the warps' maxima and totals. `in_fragments`: the next product
+    is one of the stream, and takes `attended` as :func:`fragment_put` leaves it.
     """
     d, heads = opaque(i64(model.head_dim)), opaque(i64(model.heads))
     group, _ = divide(heads, i64(model.kv_heads))
@@ -147,19 +160,20 @@ def attend(block, plan, rows, layer, model, cache, q, attended):
         head, row = divide(item, rows)  # rows of one head follow each other: what they read is still in the cache
         kv_head, _ = divide(head, group)
         slot, length = plan.slot[row], i64(plan.position[row]) + 1
+        end = divide(length + size - 1, size)[0]
+        n_page, page = i64(warp_id()), i32(0)
+        if n_page < end:
+            page = i32(cache.table[slot, n_page])  # on its way while the query is copied
         barrier()  # the item before is finished with the arena
         block_copy(shared, query, q, (row * heads + head) * d, d)
-        end = d * warps()
         i = i64(thread_id())
-        while i < end:
+        while i < d * warps():
             shared[sums + i] = f32(0.0)
             i += block_threads()
         barrier()
         maximum, total = NOTHING, f32(0.0)
-        end = divide(length + size - 1, size)[0]
-        n_page = i64(warp_id())
         while n_page < end:
-            at = page_start(cache, model, layer, cache.table[slot, n_page], kv_head)
+            at = page_start(cache, model, layer, page, kv_head)
             n = min(size, length - n_page * size)
             maximum, total = attend_page(
                 shared,
@@ -175,11 +189,15 @@ def attend(block, plan, rows, layer, model, cache, q, attended):
                 total,
             )
             n_page += warps()
+            if n_page < end:
+                page = i32(cache.table[slot, n_page])
         if lane_id() == 0:
             shared[maxima + warp_id()] = maximum
             shared[totals + warp_id()] = total
         barrier()
-        combine(shared, sums, maxima, totals, d, attended, (row * heads + head) * d)
+        if warp_id() == 0:
+            parts = min(end, i64(warps()))
+            combine(shared, sums, maxima, totals, parts, d, attended, row, rows, head, heads, in_fragments)
         item += block.blocks
 
 
@@ -218,21 +236,41 @@ def attend_page(shared, query, scores, sums, d, n, keys, values, at, maximum, to
 
 
 @device
-def combine(shared, sums, maxima, totals, d, attended, at):
-    """All lanes: bring the warps' sums to one maximum, add them in order, divide by the total."""
-    highest = NOTHING
-    for w in range(warps()):
+def combine(shared, sums, maxima, totals, parts, d, attended, row, rows, head, heads, in_fragments):
+    """One warp: bring the sums of `parts` warps to one maximum, add them in order, divide by the total."""
+    highest, total = NOTHING, f32(0.0)
+    w = i64(lane_id())
+    while w < parts:
         highest = max(highest, shared[maxima + w])
-    total = f32(0.0)
-    for w in range(warps()):
-        total += shared[totals + w] * exp(shared[maxima + w] - highest)
-    i = i64(thread_id())
+        w += warp_width()
+    highest, w = lane_max(highest), i64(lane_id())
+    while w < parts:
+        weight = exp(shared[maxima + w] - highest)
+        total += shared[totals + w] * weight
+        shared[maxima + w] = weight
+        w += warp_width()
+    total = f32(1.0) / lane_sum(total)
+    warp_barrier()
+    i = 4 * i64(lane_id())
     while i < d:
-        value = f32(0.0)
-        for w in range(warps()):
-            value += shared[sums + w * d + i] * exp(shared[maxima + w] - highest)
-        attended[at + i] = value / total
-        i += block_threads()
+        a, b, c, e, w = f32(0.0), f32(0.0), f32(0.0), f32(0.0), i64(0)
+        while w < parts:
+            weight, at = shared[maxima + w], sums + w * d + i
+            a += shared[at] * weight
+            b += shared[at + 1] * weight
+            c += shared[at + 2] * weight
+            e += shared[at + 3] * weight
+            w += 1
+        column = head * d + i
+        if in_fragments:
+            fragment_put(attended, row_at(rows, row, column), a * total, b * total, c * total, e * total)
+        else:
+            at = row * heads * d + column
+            attended[at] = a * total
+            attended[at + 1] = b * total
+            attended[at + 2] = c * total
+            attended[at + 3] = e * total
+        i += 4 * warp_width()
 
 
 def arena(head_dim: int, page_size: int, warps_in_block: int) -> int:

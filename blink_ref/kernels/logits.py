@@ -81,6 +81,12 @@ def draw(plan, s, logits, at, first, end):
     while token < end:
         best = max(best, rank(score(logits[at + token], temperature, seed, position, token), token))
         token += warp_width()
+    take_best(plan, s, best)
+
+
+@device
+def take_best(plan, s, best):
+    """One warp: the best that its lanes have seen for sample s may be the best of all."""
     best = lane_max(best)
     if lane_id() == 0 and best > LOWEST:
         atomic_max(plan.best, s, best)

@@ -1,10 +1,31 @@
-"""How a block uses its arena: scratch for reductions, its warps' results, then staged rows of activations."""
+"""How a block uses its arena: scratch for reductions, the stream's own words, then what a phase needs."""
 
 from ..simt import device
 from ..simt.vocabulary import divide, f32, i64, lane_id, row_dot, warp_id, warps
 
-SCRATCH = 64
+REDUCTIONS = 64
 """Floats at the arena's start for reductions within the block: at least the warps of a block."""
+
+STAGES = 2
+"""Stages of each warp, for pieces of weights that are on their way (see stream.py)."""
+
+MOST_WARPS = 16
+"""Most warps of a block that computes from the stream."""
+
+STAGE_BARRIERS = REDUCTIONS
+"""Where an mbarrier for each stage lies in the arena, and behind them one for each warp's activations."""
+
+CURSORS = STAGE_BARRIERS + 2 * (STAGES + 1) * MOST_WARPS
+"""Where the warps' cursors begin in the arena."""
+
+CURSOR = 9
+"""Words of a cursor."""
+
+PLACES = CURSORS + CURSOR * MOST_WARPS
+"""Where each row's position lies in the arena, and the page that its keys and values go to."""
+
+SCRATCH = PLACES + 2 * 16
+"""Where that begins which a phase may use as it likes: a multiple of 16."""
 
 
 TILE = 64

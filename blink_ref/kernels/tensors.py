@@ -37,6 +37,12 @@ class Model(NamedTuple):
     """float32: added to the mean square in RMSNorm"""
     tiles: int
     """steps of more rows are computed in tiles (see tiles.py, flash.py); 0 = of none"""
+    packed: Any
+    """uint16, flat: every matrix once more, as tensor cores take it (see packing.py), if `stream_rows` > 0"""
+    stream: Any
+    """int32 [4 * layers + 1, 8]: of each product, where its weights are in `packed` (see packing.py)"""
+    stream_rows: int
+    """steps of up to so many rows are computed from the stream (see stream.py); 0 = of none"""
 
 
 class Sampling(NamedTuple):
@@ -87,6 +93,8 @@ class Activations(NamedTuple):
     """[T, D]: that of the step that was put aside for an urgent one"""
     normed: Any
     """[T, D]: rows that are normalised, where the linear layers are computed in tiles"""
+    squares: Any
+    """[T, D / 4]: sums of the squares of each four columns of `x`, where rows are computed from the stream"""
     q: Any
     """[T, H * d]: rotated queries"""
     attended: Any

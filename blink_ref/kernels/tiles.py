@@ -37,12 +37,10 @@ from . import flash
 from .attention import head_start, put_pair
 from .logits import draw
 from .mlp import silu
+from .packing import ATTENDED, GATED, LOGITS, LOWERED, PROJECT
 from .rmsnorm import rmsnorm
 from .staging import SCRATCH, staged_at
 from .tensors import DOWN, GATE, OUT, UP
-
-PROJECT, ATTENDED, GATED, LOWERED, LOGITS = range(5)
-"""The products: queries, keys and values; the output projection; gate and up; down; logits."""
 
 FEW = 4
 """Rows up to which the other kernels are the faster ones, on a GPU."""

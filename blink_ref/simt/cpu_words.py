@@ -28,7 +28,7 @@ from .lowering import (
     is_vector,
     register,
 )
-from .vocabulary import DOTS_PITCH, TILE_GAP, exp, f32, row_dot
+from .vocabulary import DOTS_PITCH, FRAGMENT, FRAGMENT_PITCH, TILE_GAP, exp, f32, row_dot, widen
 
 
 def _define(word: Any) -> Any:
@@ -122,6 +122,50 @@ def _(out, k, w, i, i2, outs, x, j, rows, n, first, columns):
                 out[k + t * DOTS_PITCH + r] = row_dot(w, at + first, x, j + t * n + first, columns)
 
     return block_dots
+
+
+@overload(words.fragment_put, target="cpu", strict=False)
+def _(x, at, a, b, c, d):
+    def fragment_put(x, at, a, b, c, d):
+        x[at] = a
+        x[at + 1] = b
+        x[at + 2] = c
+        x[at + 3] = d
+
+    return fragment_put
+
+
+@overload(words.fragment_dots, target="cpu", strict=False)
+def _(out, k, w, at, steps, x, j, rows, more):
+    def fragment_dots(out, k, w, at, steps, x, j, rows, more):
+        for t in range(rows):
+            for r in range(FRAGMENT):
+                y = f32(0.0)
+                if more:
+                    y = out[k + t * FRAGMENT_PITCH + r]
+                for s in range(steps):
+                    for quad in range(4):
+                        of = at + s * FRAGMENT * FRAGMENT + ((r & 7) * 4 + quad) * 8 + (r >> 3) * 2
+                        row = j + (s * rows + t) * FRAGMENT + 4 * quad
+                        y += widen(w[of]) * x[row] + widen(w[of + 1]) * x[row + 1]
+                        y += widen(w[of + 4]) * x[row + 2] + widen(w[of + 5]) * x[row + 3]
+                out[k + t * FRAGMENT_PITCH + r] = y
+
+    return fragment_dots
+
+
+@overload(words.sum_of_fours, target="cpu", strict=False)
+def _(a, i, step, n):
+    def sum_of_fours(a, i, step, n):
+        s0, s1, s2, s3 = f32(0.0), f32(0.0), f32(0.0), f32(0.0)
+        for m in range(n):
+            s0 += a[i + m * step]
+            s1 += a[i + m * step + 1]
+            s2 += a[i + m * step + 2]
+            s3 += a[i + m * step + 3]
+        return s0, s1, s2, s3
+
+    return sum_of_fours
 
 
 @overload(words.tile_put, target="cpu", strict=False)

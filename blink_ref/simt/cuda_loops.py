@@ -326,7 +326,15 @@ def _(w, i, i2, x, j, rows, n, out, k, k2):
 def _(a, i, b, j, n):
     def dot(a, i, b, j, n):
         s, k = f32(0.0), i64(0)
-        while k + 8 < n:  # b is what comes from afar: four loads in flight
+        while k + 24 < n:  # b is what comes from afar: eight loads in flight
+            _keep_rolled()
+            b0, b1, b2, b3 = _eight(b, j + k), _eight(b, j + k + 8), _eight(b, j + k + 16), _eight(b, j + k + 24)
+            s = _add_dot8(s, _eight(a, i + k), b0)
+            s = _add_dot8(s, _eight(a, i + k + 8), b1)
+            s = _add_dot8(s, _eight(a, i + k + 16), b2)
+            s = _add_dot8(s, _eight(a, i + k + 24), b3)
+            k = opaque(k + 32)
+        while k + 8 < n:
             _keep_rolled()
             b0, b1 = _eight(b, j + k), _eight(b, j + k + 8)
             s = _add_dot8(s, _eight(a, i + k), b0)
@@ -378,6 +386,23 @@ def _(weight, i, n, rows, j, width, out, k):
             sums = (f32(0.0), f32(0.0), f32(0.0), f32(0.0))
             p = i64(group)
             if column < width:
+                while p + 7 * groups < n:
+                    _keep_rolled()
+                    at, step = j + p * width + column, groups * width
+                    r0, r1 = _four(rows, at), _four(rows, at + step)
+                    r2, r3 = _four(rows, at + 2 * step), _four(rows, at + 3 * step)
+                    at += 4 * step
+                    r4, r5 = _four(rows, at), _four(rows, at + step)
+                    r6, r7 = _four(rows, at + 2 * step), _four(rows, at + 3 * step)
+                    sums = _weighted(sums, weight[i + p], r0)
+                    sums = _weighted(sums, weight[i + p + groups], r1)
+                    sums = _weighted(sums, weight[i + p + 2 * groups], r2)
+                    sums = _weighted(sums, weight[i + p + 3 * groups], r3)
+                    sums = _weighted(sums, weight[i + p + 4 * groups], r4)
+                    sums = _weighted(sums, weight[i + p + 5 * groups], r5)
+                    sums = _weighted(sums, weight[i + p + 6 * groups], r6)
+                    sums = _weighted(sums, weight[i + p + 7 * groups], r7)
+                    p += 8 * groups
                 while p + 3 * groups < n:
                     _keep_rolled()
                     at, step = j + p * width + column, groups * width

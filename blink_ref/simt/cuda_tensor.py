@@ -55,6 +55,12 @@ def _define_load(word, text):
         return _WORDS(types.uint32), codegen
 
 
+def load_piece(at):
+    """The 16 bytes at a shared address, as four words. A word of the `cuda_` files."""
+    raise NotImplementedError("compiled code only")
+
+
+_define_load(load_piece, ptx.LOAD_PIECE)
 _define_load(load_matrices, ptx.LOAD_MATRICES)
 _define_load(load_transposed, ptx.LOAD_TRANSPOSED)
 

@@ -18,6 +18,7 @@ from ..errors import BlinkError
 from . import (
     capability,
     cuda_async,  # noqa: F401 - defines words
+    cuda_fragments,  # noqa: F401 - defines words
     cuda_loops,  # noqa: F401 - defines words
     cuda_staged,  # noqa: F401 - defines words
     cuda_tiles,  # noqa: F401 - defines words
@@ -38,6 +39,7 @@ WARP_WORDS |= {
     words.row_mix,
     words.warp_barrier,
     words.block_dots,
+    words.fragment_dots,
     words.tile_dots,
     words.row_weigh,
     words.tile_mix,
@@ -67,6 +69,8 @@ class Limits(NamedTuple):
     """dynamic shared memory a block, at most"""
     free_bytes: int
     """of device memory"""
+    streams: bool = False
+    """whether bulk copies and tensor cores with bfloat16 are there, and used: from compute capability 9.0 on"""
 
 
 def limits() -> Limits:
@@ -74,7 +78,8 @@ def limits() -> Limits:
     device = cuda.get_current_device()
     free, _ = cuda.current_context().get_memory_info()
     name = device.name.decode() if isinstance(device.name, bytes) else device.name
-    return Limits(name, device.MULTIPROCESSOR_COUNT, device.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, free)
+    shared, streams = device.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device.compute_capability >= (9, 0)
+    return Limits(name, device.MULTIPROCESSOR_COUNT, shared, free, streams)
 
 
 def map_host(memory: np.ndarray) -> Callable[[np.ndarray], Any]:
@@ -234,6 +239,11 @@ def to_device(value: Any) -> Any:
     if isinstance(value, tuple):
         return type(value)(*map(to_device, value))
     return value
+
+
+def empty(like: np.ndarray) -> Any:
+    """Memory on the GPU for an array that is filled there."""
+    return cuda.device_array(like.shape, like.dtype)
 
 
 def _copy_back(mine: Any, theirs: Any) -> None:

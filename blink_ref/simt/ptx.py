@@ -110,6 +110,9 @@ cp.async.cg.shared.global.L2::cache_hint [$0], [$1], 16, policy;
 END_OF_GROUP = "cp.async.commit_group;"
 WAIT_FOR_GROUPS = "cp.async.wait_group {};"
 
+# 16 bytes out of shared memory, in the order of the asynchronous copies that brought them.
+LOAD_PIECE = "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];"
+
 # 16 bytes to shared memory.
 STORE_PIECE = "st.shared.v4.b32 [$0], {$1, $2, $3, $4};"
 

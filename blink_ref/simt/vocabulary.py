@@ -427,6 +427,57 @@ def block_dots(out, k, w, i, i2, outs, x, j, rows, n, first, columns):
             out[k + t * DOTS_PITCH + r] = _stored_dot(w[at : at + columns], x[row : row + columns])
 
 
+FRAGMENT = 16
+"""Stored rows, and columns, that a tensor core multiplies at once: a *fragment* of weights is 16 x 16."""
+FRAGMENT_PITCH = 20
+"""Floats from one row of the results of :func:`fragment_dots` to the next."""
+
+
+def fragment_put(x, at, a, b, c, d):
+    """Four neighbouring columns of a row of x, at ``x[at:at+4]``, for :func:`fragment_dots`. One lane.
+
+    On CUDA with tensor cores they are kept as two bfloat16 a number, which lack 2**-17 of it at most, in the same
+    place. `at` is a multiple of 4.
+    """
+    x[at], x[at + 1], x[at + 2], x[at + 3] = a, b, c, d
+
+
+def fragment_dots(out, k, w, at, steps, x, j, rows, more):
+    """``out[k + t * FRAGMENT_PITCH + r]`` = products of 16 stored rows r with `rows` rows t of x. By one warp.
+
+    Of 16 columns for each of `steps` fragments, which begin at ``w[at]`` in the order of kernels/packing.py; of
+    those, row t of x lies at ``x[j + (step * rows + t) * 16]``, as :func:`fragment_put` writes it. With `more` the
+    products are added to what is there. `out` is the arena, w a view of bfloat16 in it, x lies there too, or in
+    global memory; `rows` is at most 16, `at` a multiple of 8, j of 4.
+
+    Which lane writes which result is not said: a barrier stands before anybody else reads them. The order of the
+    additions depends on the calls alone, not on `rows`. CUDA, from compute capability 9.0 on: tensor cores.
+    """
+    lane, width, n = me().lane, me().warp.width, steps * FRAGMENT
+    stored = w[at : at + steps * FRAGMENT * FRAGMENT].reshape(steps, 8, 4, 2, 2, 2)
+    stored = stored.transpose(4, 1, 0, 2, 3, 5).reshape(FRAGMENT, n)
+    for t in range(lane, rows, width):
+        row = np.zeros(n, np.float32)
+        for s in range(steps):
+            first = j + (s * rows + t) * FRAGMENT
+            row[s * FRAGMENT : (s + 1) * FRAGMENT] = x[first : first + FRAGMENT]
+        for r in range(FRAGMENT):
+            place = k + t * FRAGMENT_PITCH + r
+            y = _stored_dot(stored[r], row)
+            out[place] = out[place] + y if more else y
+
+
+def sum_of_fours(a, i, step, n):
+    """Four sums over m < n: of ``a[i + m * step]``, and of the three numbers behind each, in order. One lane.
+
+    i and `step` are multiples of 4, n is at least 1.
+    """
+    sums = [np.float32(0)] * 4
+    for m in range(n):
+        sums = [sums[c] + a[i + m * step + c] for c in range(4)]
+    return tuple(sums)
+
+
 TILE_GAP = 4
 """Floats between the rows of a tile in the arena, which keep columns apart in its banks."""
 

@@ -1,0 +1,145 @@
+"""Weights in the order in which tensor cores take them: packed once, and streamed from then on.
+
+A matrix is cut in *strips* of 16 stored rows, and a strip in fragments of 16 columns. A fragment's 512 bytes are
+16 for each of 32 lanes: of stored rows r and r + 8, columns 4c to 4c + 3, as (row r: two columns, row r + 8: the
+same two; row r: the other two, row r + 8). The strips of a matrix follow each other, and the fragments of a strip,
+so what a warp multiplies is one run of memory.
+
+The eight rows in a strip's second half belong to those in its first: in gate and up, they are up's rows of the
+same numbers; in queries, keys and values, the rows that rotate with them. The bits of a weight are not changed.
+"""
+
+import numpy as np
+
+from ..model.config import ModelConfig
+from ..model.weights import Weights
+from ..simt import device
+from ..simt.vocabulary import FRAGMENT, block_threads, divide, i64, thread_id
+from .tensors import DOWN, GATE, OUT, UP, K, Q, V
+
+PROJECT, ATTENDED, GATED, LOWERED, LOGITS = range(5)
+"""The products of a layer, by what they are made of or make: queries, keys and values; the output projection; gate
+and up; down. And behind the last layer, the logits."""
+
+AT, STRIPS, STEPS, SHARE, TURN = range(5)
+"""Columns of :attr:`Model.stream`, a row for each product: where its weights begin in :attr:`Model.packed`, in
+fragments; its strips; fragments in a strip, and how many of them are each warp's, as far as there are any; the
+block that has its first strip."""
+
+SIZE = FRAGMENT * FRAGMENT
+
+
+def fits(config: ModelConfig, dtype: np.dtype) -> bool:
+    """Whether a model's matrices can be packed."""
+    widths = config.hidden, config.ffn, config.heads * config.head_dim, config.head_dim
+    return bool(dtype == np.uint16) and all(width % FRAGMENT == 0 for width in widths)
+
+
+def table(config: ModelConfig, blocks: int, warps: int) -> np.ndarray:
+    """:attr:`Model.stream` for a grid of so many blocks that compute: int32 [4 * layers + 1, 8].
+
+    The strips of all products are dealt to the blocks in turn, one product's after the other's.
+    """
+    heads = (config.heads + 2 * config.kv_heads) * config.head_dim
+    ins = config.hidden, config.heads * config.head_dim, config.hidden, config.ffn, config.hidden
+    outs = heads, config.hidden, 2 * config.ffn, config.hidden, config.vocab
+    kinds = [*range(LOGITS)] * config.layers + [LOGITS]
+    strips = np.array([-(-outs[kind] // FRAGMENT) for kind in kinds])
+    steps = np.array([ins[kind] // FRAGMENT for kind in kinds])
+    at, turn = np.cumsum(strips * steps) - strips * steps, np.cumsum(strips) - strips
+    columns = at, strips, steps, -(-steps // warps), turn % blocks
+    return np.pad(np.stack(columns, 1), ((0, 0), (0, 3))).astype(np.int32)
+
+
+def size(stream: np.ndarray) -> int:
+    """Weights in all, with what the last strip of the logits has too many."""
+    return int((stream[:, STRIPS].astype(np.int64) * stream[:, STEPS]).sum()) * SIZE
+
+
+def spec(config: ModelConfig, weights: Weights) -> np.ndarray:
+    """The packed weights, uint16; rows behind the vocabulary's last are 0."""
+
+    def rows(layer: int, column: int, n: int, width: int) -> np.ndarray:
+        at = weights.matrix[layer, column]
+        return weights.flat[at : at + n * width].reshape(n, width)
+
+    def paired(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        return np.stack([each.reshape(-1, 8, each.shape[1]) for each in (first, second)], 1).reshape(
+            -1, first.shape[1]
+        )
+
+    def packed(rows: np.ndarray) -> np.ndarray:
+        cut = rows.reshape(-1, 2, 8, rows.shape[1] // FRAGMENT, 4, 2, 2)
+        return cut.transpose(0, 3, 2, 4, 5, 1, 6).reshape(-1)
+
+    hidden, ffn, d = config.hidden, config.ffn, config.head_dim
+    parts = []
+    for layer in range(config.layers):
+        heads = [rows(layer, Q, config.heads * d, hidden)]
+        heads += [rows(layer, column, config.kv_heads * d, hidden) for column in (K, V)]
+        halves = np.concatenate(heads).reshape(-1, 2, d // 2, hidden)
+        parts.append(packed(paired(*(halves[:, n].reshape(-1, hidden) for n in (0, 1)))))
+        parts.append(packed(rows(layer, OUT, hidden, config.heads * d)))
+        parts.append(packed(paired(rows(layer, GATE, ffn, hidden), rows(layer, UP, ffn, hidden))))
+        parts.append(packed(rows(layer, DOWN, hidden, ffn)))
+    head = np.zeros((-(-config.vocab // FRAGMENT) * FRAGMENT, hidden), np.uint16)
+    head[: config.vocab] = weights.flat[weights.head : weights.head + config.vocab * hidden].reshape(-1, hidden)
+    return np.concatenate([*parts, packed(head)])
+
+
+@device
+def pack(block, model):
+    """Fill ``model.packed``, as :func:`spec`. All blocks share out the 16 bytes of a lane."""
+    step = i64(block.blocks) * block_threads()
+    for product in range(4 * model.layers + 1):
+        kind, layer = kind_of(model, product), product >> 2
+        steps, strips = i64(model.stream[product, STEPS]), i64(model.stream[product, STRIPS])
+        n = i64(block.id) * block_threads() + thread_id()
+        while n < strips * steps * 32:
+            strip, column = divide(n >> 5, steps)
+            column = column * FRAGMENT + (n & 3) * 4
+            to = i64(model.stream[product, AT]) * SIZE + 8 * n
+            for half in range(2):
+                row = stored_row(model, kind, layer, strip, ((n >> 2) & 7) + 8 * half)
+                for c in range(4):
+                    place = to + (c & 2) * 2 + 2 * half + (c & 1)
+                    if row >= 0:
+                        model.packed[place] = model.weights[row + column + c]
+                    else:
+                        model.packed[place] = 0
+            n += step
+
+
+@device
+def kind_of(model, product):
+    """Which of the five kinds a product of the stream is."""
+    return i64(LOGITS if product == 4 * i64(model.layers) else product & 3)
+
+
+@device
+def stored_row(model, kind, layer, strip, r):
+    """Where row r of a strip begins in the weights as they were stored; -1 behind the vocabulary's last."""
+    hidden, second = i64(model.hidden), i64(r >> 3)
+    if kind == PROJECT:
+        head, i = divide(strip, i64(model.head_dim) >> 4)
+        row = head * model.head_dim + 8 * i + (r & 7) + second * (i64(model.head_dim) >> 1)
+        queries, keys = i64(model.heads) * model.head_dim, i64(model.kv_heads) * model.head_dim
+        if row < queries:
+            return model.matrix[layer, Q] + row * hidden
+        if row < queries + keys:
+            return model.matrix[layer, K] + (row - queries) * hidden
+        return model.matrix[layer, V] + (row - queries - keys) * hidden
+    if kind == GATED:
+        return model.matrix[layer, UP if second == 1 else GATE] + (8 * strip + (r & 7)) * hidden
+    row = FRAGMENT * strip + r
+    if kind == ATTENDED:
+        return model.matrix[layer, OUT] + row * i64(model.heads) * model.head_dim
+    if kind == LOWERED:
+        return model.matrix[layer, DOWN] + row * model.ffn
+    return model.head + row * hidden if row < model.vocab else i64(-1)
+
+
+@device
+def row_at(rows, row, column):
+    """Where a column of a row lies in activations as :func:`fragment_dots` takes them."""
+    return ((column >> 4) * rows + row) * FRAGMENT + (column & 15)

@@ -1,0 +1,519 @@
+"""The layers for a few rows, as one stream of weights that never waits for a barrier.
+
+Packed weights (:mod:`.packing`) come by bulk copies into stages, of which each warp has its own, in the order in
+which they will be multiplied: strip after strip of this block, product after product, layer after layer. A warp
+that has multiplied a piece asks for the one after the last asked for, so while a block waits at a barrier or
+attends, its stages fill up, and the memory is busy all the time. The idea is that of Hazy Research's megakernel
+("Look Ma, No Bubbles!", 2025); docs/performance.md says what it brings.
+
+A block takes strips of 16 outputs in turn, and its warps share a strip's columns; each leaves its sums in the
+arena, and behind a barrier they are added up, in order. So a few rows cost hardly more than one, and a row's
+results do not depend on the rows beside it. Activations lie as :func:`fragment_put` leaves them, written by
+whoever makes them. A row is normalised where it is used: its columns are multiplied with the gains where they are
+made, with the sums of their squares beside them, and the result with the row's scale.
+"""
+
+import math
+
+from ..simt import device
+from ..simt.vocabulary import (
+    FRAGMENT,
+    FRAGMENT_PITCH,
+    arena_view,
+    async_fence,
+    barrier,
+    block_threads,
+    copy_async,
+    divide,
+    f32,
+    fragment_dots,
+    fragment_put,
+    i32,
+    i64,
+    lane_id,
+    lane_sum,
+    mbarrier_expect_bytes,
+    mbarrier_init,
+    mbarrier_wait,
+    mbarriers,
+    opaque,
+    rank,
+    sum_of_fours,
+    thread_id,
+    tiles_pay,
+    warp_barrier,
+    warp_id,
+    warp_width,
+    warps,
+)
+from .attention import store_pair
+from .logits import LOWEST, take_best
+from .mlp import silu
+from .packing import (
+    AT,
+    ATTENDED,
+    GATED,
+    LOGITS,
+    LOWERED,
+    PROJECT,
+    SHARE,
+    SIZE,
+    STEPS,
+    STRIPS,
+    TURN,
+    kind_of,
+    row_at,
+)
+from .rope import rotate
+from .sampling import score
+from .staging import CURSOR, CURSORS, MOST_WARPS, PLACES, SCRATCH, STAGE_BARRIERS, STAGES
+
+MOST_ROWS = 16
+PIECE = 8
+"""Most fragments in a stage."""
+STAGE = PIECE * SIZE
+"""Weights in a stage."""
+MOST_SLOTS = 8
+"""Most strips whose sums wait in the arena at a time."""
+SLOT_GAP = 16
+"""Floats between the sums of two strips, which keep lanes apart in the arena's banks."""
+
+PRODUCT, STRIPS_LEFT, DONE, OF_EACH, NEXT, HOP, STAGE_NOW, PARITY, ROWS_PARITY = range(9)
+"""Words of a warp's cursor: the product that it asks for; this block's strips of it that are left; of the first of
+them the fragments asked for, and of each the warp's share; the fragment to ask for next, and how far it is from
+the last of a strip to the first of the next one. The stage that is next, and the parity of the phase that will be
+over when the copy is there; the same of the mbarrier for activations."""
+
+
+def arena(rows: int, warps_in_block: int) -> int:
+    """Floats of arena that the stream needs for steps of `rows` rows."""
+    slot = warps_in_block * rows * FRAGMENT_PITCH + SLOT_GAP
+    return SCRATCH + MOST_ROWS * warps_in_block + slot + warps_in_block * STAGES * STAGE // 2 + 3
+
+
+@device
+def wanted(model, rows):
+    """Whether a step of so many rows is computed from the stream."""
+    return tiles_pay(model.weights) and rows <= model.stream_rows
+
+
+@device
+def stages_at(block):
+    """Where the stages begin in the arena, at its end."""
+    return (i64(block.shared.shape[0]) - i64(warps()) * (STAGES * STAGE // 2)) & -4
+
+
+@device
+def set_up(block, model):
+    """Before anything else: all stages are empty. All lanes of a block; a barrier stands behind it."""
+    if tiles_pay(model.weights) and model.stream_rows > 0:
+        bars, cursors = (
+            mbarriers(block.shared, STAGE_BARRIERS, (STAGES + 1) * MOST_WARPS),
+            arena_view(block.shared, CURSORS, CURSOR * MOST_WARPS, model.eos),
+        )
+        if lane_id() == 0:
+            for stage in range(STAGES):
+                mbarrier_init(bars, warp_id() * STAGES + stage, 1)
+            mbarrier_init(bars, STAGES * MOST_WARPS + warp_id(), 1)
+            for word in (STAGE_NOW, PARITY, ROWS_PARITY):
+                cursors[warp_id() * CURSOR + word] = i32(0)
+
+
+@device
+def first_strip(block, model, product):
+    """The first strip of a product that is this block's; then every `blocks`-th.
+
+    The one behind the last of the product before belongs to the block behind the one that had that.
+    """
+    strip = i32(i32(block.id) - model.stream[product, TURN])
+    return i32(strip + i32(block.blocks)) if strip < 0 else strip
+
+
+@device
+def share_of(model, product):
+    """This warp's share of a strip's columns: (first fragment, fragments)."""
+    share, steps = model.stream[product, SHARE], model.stream[product, STEPS]
+    first = i32(i32(warp_id()) * share)
+    return first, i32(max(i32(0), min(share, i32(steps - first))))
+
+
+@device
+def begin(block, model, layer, products):
+    """Start the stream with a layer, to end before number `products` of the products. All lanes of a block.
+
+    Returns the stage that the first piece comes to, and the parity of its phase.
+    """
+    cursors = arena_view(block.shared, CURSORS, CURSOR * MOST_WARPS, model.eos)
+    at = i64(warp_id()) * CURSOR
+    stage, parity = i32(cursors[at + STAGE_NOW]), i32(cursors[at + PARITY])
+    warp_barrier()  # all have read it
+    if lane_id() == 0:
+        cursors[at + PRODUCT] = i32(4 * layer - 1)
+        cursors[at + STRIPS_LEFT] = i32(0)
+        asked = i32(0)
+        while asked < STAGES:
+            ask(block, model, products)
+            asked = i32(asked + 1)
+    return stage, parity
+
+
+@device
+def ask(block, model, products):
+    """Start the copy of this warp's next piece of weights, if there is one, to the free stage. One lane."""
+    cursors = arena_view(block.shared, CURSORS, CURSOR * MOST_WARPS, model.eos)
+    at = i64(warp_id()) * CURSOR
+    if cursors[at + STRIPS_LEFT] == 0:
+        turn_to_next(block, model, products, cursors, at)
+    left, stage, parity = cursors[at + STRIPS_LEFT], cursors[at + STAGE_NOW], cursors[at + PARITY]
+    done, share, source = cursors[at + DONE], cursors[at + OF_EACH], cursors[at + NEXT]
+    hop = cursors[at + HOP]
+    if left > 0:
+        bars = mbarriers(block.shared, STAGE_BARRIERS, (STAGES + 1) * MOST_WARPS)
+        stages = arena_view(block.shared, stages_at(block), i64(warps()) * (STAGES * STAGE), model.packed)
+        bar, n = i64(warp_id()) * STAGES + stage, i32(min(i32(share - done), i32(PIECE)))
+        mbarrier_expect_bytes(bars, bar, i64(n) * (2 * SIZE))
+        copy_async(stages, bar * STAGE, model.packed, i64(source) * SIZE, i64(n) * SIZE, bars, bar)
+        done, source = i32(done + n), i32(source + n)
+        if done == share:
+            done, source, left = i32(0), i32(source + hop), i32(left - 1)
+        cursors[at + STRIPS_LEFT] = left
+        cursors[at + DONE] = done
+        cursors[at + NEXT] = source
+        cursors[at + STAGE_NOW] = next_stage(stage)
+        cursors[at + PARITY] = next_parity(stage, parity)
+
+
+@device
+def turn_to_next(block, model, products, cursors, at):
+    """The cursor goes to the next product of which this warp has a share, if there is one. One lane."""
+    product = i64(cursors[at + PRODUCT]) + 1
+    while product < products:
+        first, share = share_of(model, product)
+        strip, strips = first_strip(block, model, product), model.stream[product, STRIPS]
+        if strip < strips and share > 0:
+            steps, blocks = model.stream[product, STEPS], i32(block.blocks)
+            cursors[at + STRIPS_LEFT] = i32(divide(i64(i32(strips - strip + blocks - 1)), i64(blocks))[0])
+            cursors[at + DONE] = i32(0)
+            cursors[at + OF_EACH] = i32(share)
+            cursors[at + NEXT] = i32(model.stream[product, AT] + strip * steps + first)
+            cursors[at + HOP] = i32(blocks * steps - share)
+            break
+        product += 1
+    cursors[at + PRODUCT] = i32(product)
+
+
+@device
+def next_stage(stage):
+    """The stage after a stage."""
+    return i32(0 if stage == STAGES - 1 else stage + 1)
+
+
+@device
+def next_parity(stage, parity):
+    """The parity of the phase of the stage after a stage: the other one if it is the first stage again."""
+    return i32(parity ^ i32(stage == STAGES - 1))
+
+
+@device
+def drain(block, model, stage, parity):
+    """Wait for what has been asked for and will not be multiplied. All lanes, behind a barrier."""
+    cursors = arena_view(block.shared, CURSORS, CURSOR * MOST_WARPS, model.eos)
+    bars, at = mbarriers(block.shared, STAGE_BARRIERS, (STAGES + 1) * MOST_WARPS), i64(warp_id()) * CURSOR
+    while stage != cursors[at + STAGE_NOW] or parity != cursors[at + PARITY]:
+        mbarrier_wait(bars, i64(warp_id()) * STAGES + stage, parity)
+        stage, parity = next_stage(stage), next_parity(stage, parity)
+
+
+@device
+def gains_of(model, gain):
+    """Four gains. One lane."""
+    norm = model.norm
+    return norm[gain], norm[gain + 1], norm[gain + 2], norm[gain + 3]
+
+
+@device
+def put_stream(rows, row, column, gains, model, act, a, b, c, d):
+    """Four columns of the residual stream, and what the next product takes of them. One lane."""
+    at, (g0, g1, g2, g3) = row * i64(model.hidden) + column, gains
+    act.x[at] = a
+    act.x[at + 1] = b
+    act.x[at + 2] = c
+    act.x[at + 3] = d
+    act.squares[at >> 2] = a * a + b * b + (c * c + d * d)
+    fragment_put(act.normed, row_at(rows, row, column), a * g0, b * g1, c * g2, d * g3)
+
+
+@device
+def begin_rows(block, plan, rows, layer, x, model, cache, act):
+    """The rows of x are the residual stream before a layer. Blocks share out rows; no barrier.
+
+    And each block notes the rows' positions and pages, which all layers ask for.
+    """
+    places, t = arena_view(block.shared, PLACES, 2 * MOST_ROWS, model.eos), i64(thread_id())
+    while t < rows:
+        position = i64(plan.position[t])
+        places[2 * t] = i32(position)
+        places[2 * t + 1] = cache.table[plan.slot[t], divide(position, i64(cache.page_size))[0]]
+        t += block_threads()
+    width, t = opaque(i64(model.hidden)), i64(block.id)
+    while t < rows:
+        column, at = 4 * i64(thread_id()), t * width
+        while column < width:
+            a, b, c, d = x[at + column], x[at + column + 1], x[at + column + 2], x[at + column + 3]
+            put_stream(rows, t, column, gains_of(model, 2 * layer * width + column), model, act, a, b, c, d)
+            column += 4 * block_threads()
+        t += block.blocks
+
+
+@device
+def add_squares(block, rows, model, squares):
+    """Each warp's share of the rows' sums of squares, into the arena, for :func:`scale_of` behind a barrier."""
+    quads = opaque(i64(model.hidden)) >> 2
+    for t in range(rows):
+        total, i = f32(0.0), i64(thread_id())
+        while i < quads:
+            total += squares[t * quads + i]
+            i += block_threads()
+        total = lane_sum(total)
+        if lane_id() == 0:
+            block.shared[SCRATCH + t * warps() + warp_id()] = total
+
+
+@device
+def scale_of(block, row, model):
+    """One over the root mean square of a row. One lane."""
+    total = sum_of_shares(block.shared, SCRATCH + row * warps(), i64(1))
+    return f32(1.0) / f32(math.sqrt(total / f32(model.hidden) + model.eps))
+
+
+@device
+def sum_of_shares(shared, at, step):
+    """The sum of a number of each warp's, in order; four of them are loaded at once. One lane."""
+    total, w = f32(0.0), i64(0)
+    while w + 3 < warps():
+        a, b, c, d = shared[at], shared[at + step], shared[at + 2 * step], shared[at + 3 * step]
+        total = total + a + b + c + d
+        at += 4 * step
+        w += 4
+    while w < warps():
+        total += shared[at]
+        at += step
+        w += 1
+    return total
+
+
+@device
+def results_at(rows, slot):
+    """Where the warps' sums of a strip begin in the arena."""
+    size = i64(warps()) * rows * FRAGMENT_PITCH + SLOT_GAP
+    return SCRATCH + MOST_ROWS * i64(warps()) + slot * size
+
+
+@device
+def fetch_rows(block, model, x, first, n, longest):
+    """Start the copy of this warp's columns of the rows, ``x[first:first+n]``; where it goes to in the arena.
+
+    Its place is below the stages, where each warp has `longest` floats.
+    """
+    at = stages_at(block) - (i64(warps()) - warp_id()) * longest
+    if lane_id() == 0 and n > 0:
+        bars = mbarriers(block.shared, STAGE_BARRIERS, (STAGES + 1) * MOST_WARPS)
+        async_fence()  # others have written x, and lanes have used the place
+        mbarrier_expect_bytes(bars, STAGES * MOST_WARPS + warp_id(), 4 * n)
+        copy_async(block.shared, at, x, first, n, bars, STAGES * MOST_WARPS + warp_id())
+    return at
+
+
+@device
+def await_rows(block, model, share):
+    """Wait for what :func:`fetch_rows` has begun to copy. All lanes of a warp."""
+    cursors = arena_view(block.shared, CURSORS, CURSOR * MOST_WARPS, model.eos)
+    bars, at = mbarriers(block.shared, STAGE_BARRIERS, (STAGES + 1) * MOST_WARPS), i64(warp_id()) * CURSOR
+    if share > 0:
+        parity = cursors[at + ROWS_PARITY]
+        mbarrier_wait(bars, STAGES * MOST_WARPS + warp_id(), parity)
+        warp_barrier()  # all have read it
+        if lane_id() == 0:
+            cursors[at + ROWS_PARITY] = i32(parity ^ 1)
+
+
+@device
+def prepare(block, rows, number, model):
+    """What a product takes to know, read before the barrier in front of it: a tuple of int32.
+
+    The first of this block's strips, the strips of all blocks, this warp's first fragment, how many it has; how
+    many floats of activations each warp fetches into the arena at most (0 = too many, and none does), and how many
+    strips' sums may wait there.
+    """
+    strip, strips = first_strip(block, model, number), model.stream[number, STRIPS]
+    first, share = share_of(model, number)
+    size = i32(results_at(rows, 1) - results_at(rows, 0))
+    room = i32(stages_at(block) - results_at(rows, 0))
+    longest, most = i32(model.stream[number, SHARE] * i32(rows) * FRAGMENT), i32(MOST_SLOTS)
+    if i32(longest * i32(warps()) + size) > room:
+        longest = i32(0)
+    room = i32(room - longest * i32(warps()))
+    while i32(most * size) > room:
+        most = i32(most >> 1)
+    return strip, strips, first, share, longest, most
+
+
+@device
+def product(block, plan, rows, samples, number, products, prepared, stage, parity, model, sampling, cache, act):
+    """One product for all rows, and what is made of it; the stage and parity of the next piece.
+
+    All blocks call it. It begins and ends without a grid barrier.
+    """
+    kind, layer = kind_of(model, number), number >> 2
+    strip, strips, first, share, longest, most = prepared
+    x, row = act.normed, i64(first) * rows * FRAGMENT
+    if kind == ATTENDED:
+        x = act.attended
+    elif kind == LOWERED:
+        x = act.gated
+    if longest > 0:
+        row = fetch_rows(block, model, x, row, i64(share) * rows * FRAGMENT, i64(longest))
+    if kind != ATTENDED and kind != LOWERED:
+        add_squares(block, rows, model, act.squares)
+    if longest > 0:
+        x = block.shared
+        await_rows(block, model, share)
+    size = results_at(rows, i64(1)) - results_at(rows, i64(0))
+    begun, owed = False, i32(0)
+    while strip < strips:
+        if begun:
+            barrier()  # the sums before have been read
+        begun, slot, here = True, i32(0), strip
+        to = results_at(rows, i64(0)) + i64(warp_id()) * rows * FRAGMENT_PITCH
+        while here < strips and slot < most:
+            stage, parity, owed = multiply_strip(
+                block, rows, products, to, x, row, i64(share), stage, parity, owed, model
+            )
+            slot, here, to = i32(slot + 1), i32(here + block.blocks), to + size
+        barrier()
+        finish(block, plan, rows, samples, kind, layer, i64(strip), i64(slot), model, sampling, cache, act)
+        strip = here
+    while owed > 0:
+        ask(block, model, products)
+        owed = i32(owed - 1)
+    return stage, parity
+
+
+@device
+def multiply_strip(block, rows, products, to, x, row, share, stage, parity, owed, model):
+    """This warp's columns of the strip whose weights come next; its sums lie in the arena then.
+
+    `share` fragments; those of x begin at `row`. Returns the stage and parity of the next piece, and in lane 0,
+    how many pieces it has yet to ask for: where the next one is another product's, which takes time to find out,
+    that waits until those who wait for these sums have them.
+    """
+    cursors = arena_view(block.shared, CURSORS, CURSOR * MOST_WARPS, model.eos)
+    bars = mbarriers(block.shared, STAGE_BARRIERS, (STAGES + 1) * MOST_WARPS)
+    weights = arena_view(block.shared, stages_at(block), i64(warps()) * (STAGES * STAGE), model.packed)
+    bar, more = i64(warp_id()) * STAGES, False
+    if share == 0:
+        fragment_dots(block.shared, to, weights, i64(0), i64(0), x, row, rows, False)
+    while share > 0:
+        steps = min(share, i64(PIECE))
+        mbarrier_wait(bars, bar + stage, parity)
+        fragment_dots(block.shared, to, weights, (bar + stage) * STAGE, steps, x, row, rows, more)
+        warp_barrier()  # the stage has been read
+        if lane_id() == 0:
+            if cursors[i64(warp_id()) * CURSOR + STRIPS_LEFT] > 0:
+                ask(block, model, products)
+            else:
+                owed = i32(owed + 1)
+        stage, parity = next_stage(stage), next_parity(stage, parity)
+        more, share, row = True, share - steps, row + steps * rows * FRAGMENT
+    return stage, parity, owed
+
+
+@device
+def finish(block, plan, rows, samples, kind, layer, strip, slots, model, sampling, cache, act):
+    """What is made of the sums of `slots` strips, the first of which is `strip`. A warp takes a row at a time."""
+    t = i64(warp_id())
+    if kind == LOGITS:
+        while t < samples:
+            finish_logits(block, plan, rows, t, strip, slots, model, sampling, act.logits)
+            t += warps()
+    else:
+        while t < rows:
+            if kind == PROJECT:
+                finish_pairs(block, rows, t, layer, strip, slots, model, cache, act.q)
+            elif kind == GATED:
+                finish_gated(block, rows, t, strip, slots, model, act.gated)
+            else:
+                gain = (2 * i64(layer) + 1 + i64(kind == LOWERED)) * i64(model.hidden)
+                finish_sums(block, rows, t, gain, strip, slots, model, act)
+            t += warps()
+
+
+@device
+def finish_pairs(block, rows, t, layer, strip, slots, model, cache, q):
+    """One warp: a row's queries, keys and values, rotated, to where they belong."""
+    e, step, d = i64(lane_id()), rows * FRAGMENT_PITCH, i64(model.head_dim)
+    places = arena_view(block.shared, PLACES, 2 * MOST_ROWS, model.eos)
+    position, page = i64(places[2 * t]), i64(places[2 * t + 1])
+    _, inside = divide(position, i64(cache.page_size))
+    while e < 8 * slots:
+        slot, pair = e >> 3, e & 7
+        head, part = divide(strip + slot * block.blocks, d >> 4)
+        i, cos, sin = 8 * part + pair, f32(1.0), f32(0.0)
+        if head < i64(model.heads) + model.kv_heads:
+            cos, sin = model.rope[position, i], model.rope[position, (d >> 1) + i]
+        at, scale = results_at(rows, slot) + t * FRAGMENT_PITCH + pair, scale_of(block, t, model)
+        a = sum_of_shares(block.shared, at, step) * scale
+        b = sum_of_shares(block.shared, at + 8, step) * scale
+        a, b = rotate(a, b, cos, sin)
+        store_pair(page, inside, t, layer, head, i, a, b, model, cache, q)
+        e += warp_width()
+
+
+@device
+def finish_gated(block, rows, t, strip, slots, model, gated):
+    """One warp: silu(gate) * up of a row."""
+    scale, e = scale_of(block, t, model), i64(lane_id())
+    step = rows * FRAGMENT_PITCH
+    while e < 2 * slots:
+        slot, quad = e >> 1, 4 * (e & 1)
+        at = results_at(rows, slot) + t * FRAGMENT_PITCH + quad
+        g, u = sum_of_fours(block.shared, at, step, warps()), sum_of_fours(block.shared, at + 8, step, warps())
+        a, b = silu(g[0] * scale) * (u[0] * scale), silu(g[1] * scale) * (u[1] * scale)
+        c, d = silu(g[2] * scale) * (u[2] * scale), silu(g[3] * scale) * (u[3] * scale)
+        fragment_put(gated, row_at(rows, t, 8 * (strip + slot * block.blocks) + quad), a, b, c, d)
+        e += warp_width()
+
+
+@device
+def finish_sums(block, rows, t, gain, strip, slots, model, act):
+    """One warp: a row's sums are added to the residual stream."""
+    e, x = i64(lane_id()), act.x
+    while e < 4 * slots:
+        slot, quad = e >> 2, 4 * (e & 3)
+        at = results_at(rows, slot) + t * FRAGMENT_PITCH + quad
+        column = FRAGMENT * (strip + slot * block.blocks) + quad
+        i = t * i64(model.hidden) + column
+        a, b, c, d = x[i], x[i + 1], x[i + 2], x[i + 3]
+        gains = gains_of(model, gain + column)
+        y = sum_of_fours(block.shared, at, rows * FRAGMENT_PITCH, warps())
+        put_stream(rows, t, column, gains, model, act, a + y[0], b + y[1], c + y[2], d + y[3])
+        e += warp_width()
+
+
+@device
+def finish_logits(block, plan, rows, s, strip, slots, model, sampling, logits):
+    """One warp: logits of a sample, and the best of them, if it has no filters."""
+    t, e, best = i64(plan.sample_row[s]), i64(lane_id()), LOWEST
+    scale, drawn = scale_of(block, t, model), sampling.filtered[plan.sample_slot[s]] == 0
+    temperature, seed, position = plan.temperature[s], plan.seed[s], plan.draw[s]
+    while e < FRAGMENT * slots:
+        slot, r = e >> 4, e & 15
+        at = results_at(rows, slot) + t * FRAGMENT_PITCH + r
+        logit = sum_of_shares(block.shared, at, rows * FRAGMENT_PITCH) * scale
+        token = FRAGMENT * (strip + slot * block.blocks) + r
+        if token < model.vocab:
+            logits[s * model.vocab + token] = logit
+            if drawn:
+                best = max(best, rank(score(logit, temperature, seed, position, token), token))
+        e += warp_width()
+    take_best(plan, s, best)

@@ -1,0 +1,169 @@
+"""Products of a few rows on CUDA: fragments of weights in the arena with rows of x, on `mma.sync`.
+
+A fragment lies in the arena as a tensor core takes it: 16 bytes a lane. Of x, in the arena or in global memory, a
+lane takes four columns of one row with 16 bytes too: as two words of high and two of low halves (see
+:func:`.vocabulary.fragment_put`). In which order columns are multiplied makes no difference, as long as both sides
+have the same one, so nothing is ever rearranged.
+"""
+
+from . import vocabulary as words
+from .cuda_loops import _four, _keep_rolled, _store_four
+from .cuda_tensor import bits_of_f32, has_tensor_cores, load_piece, multiply, shared_address, split
+from .cuda_words import define_by
+from .numba_cuda import cuda
+from .vocabulary import FRAGMENT, FRAGMENT_PITCH, f32, f32_of_bits, i32, i64, lane_id, u32, widen
+
+
+@cuda.jit(device=True)
+def _columns(x, at):
+    """A lane's four columns of a row: two words of high halves, two of low ones."""
+    a = _four(x, at)
+    return bits_of_f32(a[0]), bits_of_f32(a[1]), bits_of_f32(a[2]), bits_of_f32(a[3])
+
+
+@cuda.jit(device=True)
+def _before(out, at, real):
+    """A lane's four sums so far, of rows 2c and 2c + 1 of x, if they are real."""
+    if real:
+        return out[at], out[at + FRAGMENT_PITCH], out[at + 8], out[at + FRAGMENT_PITCH + 8]
+    return f32(0.0), f32(0.0), f32(0.0), f32(0.0)
+
+
+@cuda.jit(device=True)
+def _put(out, at, c, d, one, two):
+    """A lane's four sums, of the products with high and with low halves, if the one row, or the two, are real."""
+    if one:
+        out[at] = c[0] + d[0]
+        out[at + 8] = c[2] + d[2]
+    if two:
+        out[at + FRAGMENT_PITCH] = c[1] + d[1]
+        out[at + FRAGMENT_PITCH + 8] = c[3] + d[3]
+
+
+@cuda.jit(device=True)
+def _fragments(out, k, w, at, steps, x, j, rows, more):
+    """:func:`.vocabulary.fragment_dots` on tensor cores."""
+    row, quad, n = i32(lane_id() >> 2), i32(lane_id() & 3), i32(rows)
+    stored = u32(shared_address(w, at) + u32(lane_id()) * u32(16))
+    # behind the last row, the last one once more: what becomes of it is not kept
+    x0 = j + i64(i32(min(row, i32(n - 1)) * FRAGMENT + 4 * quad))
+    to_second = i64(i32((min(i32(row + 8), i32(n - 1)) - min(row, i32(n - 1))) * FRAGMENT))
+    step = i64(i32(n * FRAGMENT))
+    to = k + i64(i32(2 * quad * FRAGMENT_PITCH + row))
+    zero = (f32(0.0), f32(0.0), f32(0.0), f32(0.0))
+    c, low, d, low2 = zero, zero, zero, zero
+    if more:
+        c = _before(out, to, i32(2 * quad) < n)
+        d = _before(out, to + 8 * FRAGMENT_PITCH, i32(2 * quad + 8) < n)
+    left = i32(steps)
+    while left > 0:
+        _keep_rolled()
+        if left >= 4:
+            b0, b1 = _columns(x, x0), _columns(x, x0 + step)
+            b2, b3 = _columns(x, x0 + 2 * step), _columns(x, x0 + 3 * step)
+            a0, a1 = load_piece(stored), load_piece(u32(stored + u32(512)))
+            a2, a3 = load_piece(u32(stored + u32(1024))), load_piece(u32(stored + u32(1536)))
+            c = multiply(c, a0, b0[0], b0[1])
+            low = multiply(low, a0, b0[2], b0[3])
+            c = multiply(c, a1, b1[0], b1[1])
+            low = multiply(low, a1, b1[2], b1[3])
+            c = multiply(c, a2, b2[0], b2[1])
+            low = multiply(low, a2, b2[2], b2[3])
+            c = multiply(c, a3, b3[0], b3[1])
+            low = multiply(low, a3, b3[2], b3[3])
+            if n > 8:
+                x1 = x0 + to_second
+                b0, b1 = _columns(x, x1), _columns(x, x1 + step)
+                b2, b3 = _columns(x, x1 + 2 * step), _columns(x, x1 + 3 * step)
+                d = multiply(d, a0, b0[0], b0[1])
+                low2 = multiply(low2, a0, b0[2], b0[3])
+                d = multiply(d, a1, b1[0], b1[1])
+                low2 = multiply(low2, a1, b1[2], b1[3])
+                d = multiply(d, a2, b2[0], b2[1])
+                low2 = multiply(low2, a2, b2[2], b2[3])
+                d = multiply(d, a3, b3[0], b3[1])
+                low2 = multiply(low2, a3, b3[2], b3[3])
+            left = i32(left - 4)
+            x0 += 4 * step
+            stored = u32(stored + u32(2048))
+        else:
+            b0, a0 = _columns(x, x0), load_piece(stored)
+            c = multiply(c, a0, b0[0], b0[1])
+            low = multiply(low, a0, b0[2], b0[3])
+            if n > 8:
+                b0 = _columns(x, x0 + to_second)
+                d = multiply(d, a0, b0[0], b0[1])
+                low2 = multiply(low2, a0, b0[2], b0[3])
+            left = i32(left - 1)
+            x0 += step
+            stored = u32(stored + u32(512))
+    _put(out, to, c, low, i32(2 * quad) < n, i32(2 * quad + 1) < n)
+    if n > 8:
+        to += 8 * FRAGMENT_PITCH
+        _put(out, to, d, low2, i32(2 * quad + 8) < n, i32(2 * quad + 9) < n)
+
+
+@cuda.jit(device=True)
+def _one_by_one(out, k, w, at, steps, x, j, rows, more):
+    """:func:`.vocabulary.fragment_dots` without tensor cores: a lane takes a result at a time."""
+    e = i64(lane_id())
+    while e < FRAGMENT * rows:
+        t, r = e >> 4, e & 15
+        y, to = f32(0.0), k + t * FRAGMENT_PITCH + r
+        if more:
+            y = out[to]
+        for s in range(steps):
+            for column in range(FRAGMENT):
+                of = at + s * FRAGMENT * FRAGMENT + ((r & 7) * 4 + (column >> 2)) * 8
+                of += (column & 2) * 2 + (r >> 3) * 2 + (column & 1)
+                y += widen(w[of]) * x[j + (s * rows + t) * FRAGMENT + column]
+        out[to] = y
+        e += 32
+
+
+@define_by(words.fragment_dots)
+def _(out, k, w, at, steps, x, j, rows, more):
+    def fragment_dots(out, k, w, at, steps, x, j, rows, more):
+        if has_tensor_cores():
+            _fragments(out, k, w, at, steps, x, j, rows, more)
+        else:
+            _one_by_one(out, k, w, at, steps, x, j, rows, more)
+
+    return fragment_dots
+
+
+@define_by(words.fragment_put)
+def _(x, at, a, b, c, d):
+    def fragment_put(x, at, a, b, c, d):
+        if has_tensor_cores():
+            first, second = split(a, b), split(c, d)
+            high = f32_of_bits(first[0]), f32_of_bits(second[0])
+            _store_four(x, at, (high[0], high[1], f32_of_bits(first[1]), f32_of_bits(second[1])))
+        else:
+            _store_four(x, at, (a, b, c, d))
+
+    return fragment_put
+
+
+@define_by(words.sum_of_fours)
+def _(a, i, step, n):
+    def sum_of_fours(a, i, step, n):
+        s = (f32(0.0), f32(0.0), f32(0.0), f32(0.0))
+        m = i64(0)
+        while m + 3 < n:  # four loads in flight
+            _keep_rolled()
+            y0, y1, y2, y3 = _four(a, i), _four(a, i + step), _four(a, i + 2 * step), _four(a, i + 3 * step)
+            s = (s[0] + y0[0], s[1] + y0[1], s[2] + y0[2], s[3] + y0[3])
+            s = (s[0] + y1[0], s[1] + y1[1], s[2] + y1[2], s[3] + y1[3])
+            s = (s[0] + y2[0], s[1] + y2[1], s[2] + y2[2], s[3] + y2[3])
+            s = (s[0] + y3[0], s[1] + y3[1], s[2] + y3[2], s[3] + y3[3])
+            i += 4 * step
+            m += 4
+        while m < n:
+            y = _four(a, i)
+            s = (s[0] + y[0], s[1] + y[1], s[2] + y[2], s[3] + y[3])
+            i += step
+            m += 1
+        return s
+
+    return sum_of_fours

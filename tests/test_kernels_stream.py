@@ -1,0 +1,248 @@
+"""The layers of a few rows as a stream of packed weights: held to the NumPy reference, and to themselves."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from engine_bench import LANES, SMALL, TARGETS, Bench, Request, answers_together, chosen
+from engine_bench import interruptible as interruptible
+from test_engine_model import SMALL_CLOSE, Steps, some_ids
+
+from blink_ref import simt
+from blink_ref.engine import memory
+from blink_ref.kernels import packing, stream, tiles
+from blink_ref.model.reference import Reference
+from blink_ref.model.weights import Weights
+from blink_ref.scheduler import state
+from blink_ref.simt import aligned, device
+from blink_ref.simt.vocabulary import (
+    FRAGMENT,
+    FRAGMENT_PITCH,
+    arena_view,
+    barrier,
+    block_threads,
+    fragment_dots,
+    fragment_put,
+    i64,
+    sum_of_fours,
+    thread_id,
+    warp_barrier,
+    warp_id,
+)
+
+FAST = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+targets = pytest.mark.parametrize("target", TARGETS)
+
+FITS = replace(SMALL, hidden=64, head_dim=32, ffn=96, vocab=131, context=400)
+SHAPES = {
+    "plain": {},
+    "more fragments than warps": {"hidden": 288, "ffn": 2080, "heads": 2, "kv_heads": 2, "head_dim": 128},
+    "heads of 16": {"heads": 6, "kv_heads": 3, "head_dim": 16},
+    "heads of 96": {"heads": 2, "kv_heads": 1, "head_dim": 96},
+    "heads of 256": {"heads": 1, "kv_heads": 1, "head_dim": 256},
+    "untied": {"tied": False, "vocab": 16},
+}
+
+
+def model_of(shape):
+    config = replace(FITS, **SHAPES[shape])
+    return config, Weights.random(config, seed=3, scale=0.15)
+
+
+def streaming(settings, rows=stream.MOST_ROWS, room=4000):
+    """The settings with the stream on, and some more floats in the arena than it needs."""
+    needed = stream.arena(rows, settings.warps) + room
+    return replace(settings, stream_rows=rows, shared=max(settings.shared, needed))
+
+
+class StepsInStream(Steps):
+    """Of a few rows, which all want a sample."""
+
+    def __init__(self, model, target, rows, room=4000, **how):
+        super().__init__(model, target, rows=rows, **how)
+        self.settings = streaming(self.settings, rows, room)
+        if target == "cuda":
+            self.settings = replace(self.settings, lanes=512)
+            self.settings = streaming(self.settings, rows, room)
+        table = self.bench.cache.table.copy()
+        self.bench = Bench(model, self.settings)
+        self.bench.cache.table[:] = table
+        assert self.bench.model.stream_rows == rows
+
+
+# --- the words
+
+
+@device
+def words_alone(block, packed, steps, x, rows, y, fours):
+    """Products of a strip in two calls, and sums of fours of them."""
+    quad = 4 * i64(thread_id())
+    put = block.shared.shape[0] - steps * 128 - rows * FRAGMENT_PITCH - 64
+    weights = arena_view(block.shared, block.shared.shape[0] - steps * 128, steps * 256, packed)
+    i = i64(thread_id())
+    while i < steps * 256:
+        weights[i] = packed[i]
+        i += block_threads()
+    while quad < steps * rows * FRAGMENT:
+        fragment_put(x, quad, x[quad], x[quad + 1], x[quad + 2], x[quad + 3])
+        quad += 4 * block_threads()
+    barrier()
+    if warp_id() == 0:
+        fragment_dots(block.shared, put, weights, i64(0), i64(1), x, i64(0), rows, False)
+        warp_barrier()
+        fragment_dots(block.shared, put, weights, i64(256), steps - 1, x, rows * FRAGMENT, rows, True)
+    barrier()
+    t = i64(thread_id())
+    while t < rows:
+        for r in range(FRAGMENT):
+            y[t, r] = block.shared[put + t * FRAGMENT_PITCH + r]
+        t += block_threads()
+    if thread_id() == 0:
+        a, b, c, d = sum_of_fours(block.shared, put, i64(FRAGMENT_PITCH), i64(rows))
+        fours[0] = a
+        fours[1] = b
+        fours[2] = c
+        fours[3] = d
+
+
+@targets
+@pytest.mark.parametrize(("rows", "steps"), [(1, 2), (7, 6), (8, 9), (9, 5), (16, 13)])
+def test_fragments_are_the_product_of_their_rows(target, rows, steps):
+    draw = np.random.default_rng(rows)
+    bits = (draw.standard_normal((FRAGMENT, steps * FRAGMENT), np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    packed, x = aligned(bits.size, np.uint16), aligned(rows * steps * FRAGMENT, np.float32)
+    packed[:] = bits.reshape(2, 8, steps, 4, 2, 2).transpose(2, 1, 3, 4, 0, 5).reshape(-1)
+    rows_of_x = draw.standard_normal((rows, steps * FRAGMENT), np.float32)
+    x[:] = rows_of_x.reshape(rows, steps, FRAGMENT).transpose(1, 0, 2).reshape(-1)
+    y, fours = np.full((rows, FRAGMENT), np.nan, np.float32), np.full(4, np.nan, np.float32)
+    shared = steps * 128 + rows * FRAGMENT_PITCH + 128
+    simt.launch(words_alone, 1, LANES[target], packed, steps, x, rows, y, fours, target=target, shared=shared)
+    expected = rows_of_x.astype(np.float64) @ (bits.astype(np.uint32) << 16).view(np.float32).T
+    assert np.linalg.norm(y - expected) < 1e-5 * np.linalg.norm(expected)
+    np.testing.assert_allclose(fours, y[:, :4].sum(0), rtol=1e-5, atol=1e-5)
+
+
+# --- packing
+
+
+@pytest.mark.parametrize("target", FAST)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_weights_are_packed_as_specified(target, shape):
+    config, weights = model_of(shape)
+    table = packing.table(config, 5, 3)
+    packed = aligned(packing.size(table), np.uint16)
+    model = memory.device_model(config, weights, config.context, 0, 1, packed, table)
+    simt.launch(packing.pack, 2, LANES[target], model, target=target)
+    np.testing.assert_array_equal(packed, packing.spec(config, weights))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_table_says_where_each_product_is_and_deals_its_strips_in_turn(shape):
+    config = model_of(shape)[0]
+    blocks, warps_in_block = 7, 16
+    table = packing.table(config, blocks, warps_in_block)
+    ends = table[:, packing.AT] + table[:, packing.STRIPS] * table[:, packing.STEPS]
+    np.testing.assert_array_equal(table[1:, packing.AT], ends[:-1])
+    assert ends[-1] * packing.SIZE == packing.size(table)
+    inner = config.parameters - config.vocab * config.hidden * (1 + (not config.tied))
+    norms = (2 * config.layers + 1) * config.hidden
+    head = -(-config.vocab // FRAGMENT) * FRAGMENT * config.hidden
+    assert packing.size(table) == inner - norms + head
+    before = np.cumsum(table[:, packing.STRIPS]) - table[:, packing.STRIPS]
+    np.testing.assert_array_equal(table[:, packing.TURN], before % blocks)
+    assert (table[:, packing.SHARE] * warps_in_block >= table[:, packing.STEPS]).all()
+
+
+# --- steps
+
+
+@pytest.mark.parametrize("target", FAST)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_from_the_stream_are_those_of_the_reference(target, shape):
+    model, most = model_of(shape), stream.MOST_ROWS
+    ids = some_ids(model[0], 3 * most)
+    steps, seen = StepsInStream(model, target, rows=most, blocks=3), []
+    for n in (most, 1, 9, most, 2, 4):
+        logits, drawn = steps.step(ids[steps.done : steps.done + n])
+        seen.append(logits)
+        assert drawn == logits.argmax(axis=1).tolist()
+    expected, logits = Reference(*model).logits(ids), np.concatenate(seen)
+    if target == "cpu":
+        np.testing.assert_allclose(logits, expected, **SMALL_CLOSE)
+    # where x is split in two, 2**-17 of it is lost in each product
+    assert np.linalg.norm(logits - expected) < 1e-4 * np.linalg.norm(expected)
+
+
+def test_logits_from_the_stream_in_plain_python():
+    model = model_of("plain")
+    ids = some_ids(model[0], 5)
+    steps = StepsInStream(model, "python", rows=3)
+    logits = np.concatenate([steps.step(ids[:3])[0], steps.step(ids[3:])[0]])
+    np.testing.assert_allclose(logits, Reference(*model).logits(ids), **SMALL_CLOSE)
+
+
+@pytest.mark.parametrize("target", FAST)
+def test_a_row_does_not_depend_on_the_rows_beside_it_nor_on_blocks_nor_on_room(target):
+    """Bit for bit; the smallest arena has no room for activations, and for one strip's sums."""
+    model = model_of("more fragments than warps")
+    ids, seen = some_ids(model[0], 16), []
+    for blocks, rows, room in ((1, 16, 0), (2, 1, 4000), (3, 5, 0), (2, 16, 30000 if target == "cpu" else 4000)):
+        steps = StepsInStream(model, target, rows=rows, blocks=blocks, room=room)
+        seen.append(np.concatenate([steps.step(ids[at : at + rows])[0] for at in range(0, 16, rows)]))
+    for other in seen[1:]:
+        np.testing.assert_array_equal(seen[0], other)
+
+
+# --- an engine
+
+
+def served(model, target, **changes):
+    settings = chosen(model[0], target, rows=24, running=16, context=100, tiles=tiles.FEW, **changes)
+    settings = replace(settings, shared=max(settings.shared, tiles.arena(model[0].head_dim)))
+    return Bench(model, streaming(settings))
+
+
+@pytest.mark.parametrize("target", FAST)
+def test_requests_get_what_the_reference_gives(target):
+    """Prompts in chunks of many rows and of few, a batch that decodes, requests that end one after the other."""
+    model = model_of("plain")
+    draw = np.random.default_rng(1)
+    requests = [
+        Request(tuple(draw.integers(8, 131, 5 + 3 * n).tolist()), 3 + n % 4, ignore_eos=True) for n in range(12)
+    ]
+    made = served(model, target)
+    answers = answers_together(made, requests)
+    reference = Reference(*model)
+    for request, (tokens, _) in zip(requests, answers, strict=True):
+        logits = reference.logits([*request.prompt, *tokens])[len(request.prompt) - 1 : -1]
+        # greedy, but for two logits so close that a rounding decides
+        best, taken = logits.max(axis=1), logits[np.arange(len(tokens)), tokens]
+        assert (best - taken < 1e-3).all()
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("target", FAST)
+def test_a_step_that_is_interrupted_loses_what_it_has_asked_for_and_nothing_else(target):
+    model = model_of("plain")
+    requests = [Request((8, 9, 10 + n), 6, ignore_eos=True) for n in range(3)]
+    expected = answers_together(served(model, target), requests)
+    made = served(model, target)
+    made.interrupt(1)
+    assert answers_together(made, requests) == expected
+    assert made.queue.count[state.PAUSES] > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype"),
+    [({}, "float16"), ({"hidden": 72}, "bfloat16"), ({"ffn": 100}, "bfloat16"), ({"head_dim": 24}, "bfloat16")],
+)
+def test_what_cannot_be_packed_is_computed_without_the_stream(changes, dtype):
+    config = replace(FITS, **changes)
+    weights = Weights.random(config, dtype=dtype)
+    settings = streaming(chosen(config))
+    assert not memory.stream_fits(config, weights, settings)
+    made = Bench((config, weights), settings)
+    assert made.model.stream_rows == 0
+    assert made.model.packed.size == 8
+    small = replace(settings, shared=stream.arena(stream.MOST_ROWS, 1) - 1)
+    assert not memory.stream_fits(FITS, Weights.random(FITS), small)
