@@ -40,7 +40,7 @@ def test_the_persistent_kernel_has_no_spill_no_local_memory_and_no_double_precis
     assert report.max_threads >= CUDA_LANES
     assert f"ld.global.nc.L1::no_allocate{'.L2::cache_hint' * (cc >= (8, 0))}.v4.u32" in ptx
     assert "barrier.sync" in ptx
-    for text in ("mma.sync", "cp.async.bulk", "ldmatrix", "ld.shared.v4"):
+    for text in ("mma.sync", "cp.async.bulk", "ldmatrix", "ld.shared.v4.b32"):
         assert (text in ptx) == (cc >= (9, 0)), text
 
 
