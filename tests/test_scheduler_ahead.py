@@ -245,3 +245,22 @@ def generated(*options: str) -> str:
 def test_the_command_line_gives_the_scheduler_its_own_block():
     most = "--max-tokens", "24"
     assert generated(*most, "--scheduler-block") == generated(*most)
+
+
+def test_a_draft_that_was_given_up_is_not_taken_for_one_of_a_later_launch():
+    """Somebody rings late in a step that ends all there is: the draft beside it is never run."""
+    first, second = Request((8, 9), 6, ignore_eos=True), Request((10, 11), 5, ignore_eos=True)
+    tokens, _ = ALONE(first)
+    made = bench()
+    made.interrupt(SMALL.layers)
+    first._replace(stops=(tokens[1],)).ring(made.desk, 0)
+    made.run()
+    made.interrupt()
+    second.ring(made.desk, 1)
+    for n in range(1, 6):
+        before = made.steps
+        made.run(1)
+        assert made.steps == before + 1, f"step {n}"
+    made.run()
+    made.desk.read()
+    assert made.desk.answers[1] == ALONE(second)

@@ -78,6 +78,7 @@ def schedule(window, slots, queue, plans, sampling, cache, model, act, context, 
         if beside == 1:
             begin_beside(window, queue, plan_of(plans, now))
         else:
+            queue.count[AHEAD] = 0  # the draft is used now, or never
             stamp(plan_of(plans, draft), LOOKED, True)
             move_pages(window, slots, queue, cache)
             queue.count[ASIDE] = third
