@@ -81,8 +81,10 @@ def layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, 
     """The plan's layers from FIRST_LAYER on, until it is interrupted, and the logits: for a few rows."""
     number = 4 * i64(plan_of(plans, now).count[FIRST_LAYER])
     prepared = stream.prepare(block, i64(plan_of(plans, now).count[ROWS]), number, model)
-    while number < products_of(plan_of(plans, now), model):
+    while True:
         plan = plan_of(plans, now)
+        if number >= products_of(plan, model):
+            break
         kind, layer = packing.kind_of(model, number), i32(number >> 2)
         rows, timed = i64(plan.count[ROWS]), timed_layer(block, plan)
         stamp(plan, LAYER, layer == timed and kind == packing.PROJECT)

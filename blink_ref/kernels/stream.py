@@ -100,7 +100,7 @@ def wanted(model, rows):
 @device
 def stages_at(block):
     """Where the stages begin in the arena, at its end."""
-    return (i64(block.shared.shape[0]) - i64(warps()) * (STAGES * STAGE // 2)) & -4
+    return (i64(block.shared.shape[0]) - i64(warps()) * STAGES * (STAGE >> 1)) & -4
 
 
 @device
