@@ -49,9 +49,9 @@ def model_of(shape):
     return config, Weights.random(config, seed=3, scale=0.15)
 
 
-def streaming(settings, rows=stream.MOST_ROWS, room=4000):
+def streaming(settings, config, rows=stream.MOST_ROWS, room=4000):
     """The settings with the stream on, and some more floats in the arena than it needs."""
-    needed = stream.arena(rows, settings.warps) + room
+    needed = stream.arena(rows, settings.warps, config.head_dim, settings.page_size) + room
     return replace(settings, stream_rows=rows, shared=max(settings.shared, needed))
 
 
@@ -60,10 +60,10 @@ class StepsInStream(Steps):
 
     def __init__(self, model, target, rows, room=4000, **how):
         super().__init__(model, target, rows=rows, **how)
-        self.settings = streaming(self.settings, rows, room)
+        self.settings = streaming(self.settings, model[0], rows, room)
         if target == "cuda":
             self.settings = replace(self.settings, lanes=512)
-            self.settings = streaming(self.settings, rows, room)
+            self.settings = streaming(self.settings, model[0], rows, room)
         table = self.bench.cache.table.copy()
         self.bench = Bench(model, self.settings)
         self.bench.cache.table[:] = table
@@ -199,7 +199,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it_nor_on_blocks_nor_on_room(t
 def served(model, target, **changes):
     settings = chosen(model[0], target, rows=24, running=16, context=100, tiles=tiles.FEW, **changes)
     settings = replace(settings, shared=max(settings.shared, tiles.arena(model[0].head_dim)))
-    return Bench(model, streaming(settings))
+    return Bench(model, streaming(settings, model[0]))
 
 
 @pytest.mark.parametrize("target", FAST)
@@ -239,10 +239,10 @@ def test_a_step_that_is_interrupted_loses_what_it_has_asked_for_and_nothing_else
 def test_what_cannot_be_packed_is_computed_without_the_stream(changes, dtype):
     config = replace(FITS, **changes)
     weights = Weights.random(config, dtype=dtype)
-    settings = streaming(chosen(config))
+    settings = streaming(chosen(config), config)
     assert not memory.stream_fits(config, weights, settings)
     made = Bench((config, weights), settings)
     assert made.model.stream_rows == 0
     assert made.model.packed.size == 8
-    small = replace(settings, shared=stream.arena(stream.MOST_ROWS, 1) - 1)
+    small = replace(settings, shared=stream.arena(stream.MOST_ROWS, 1, FITS.head_dim, settings.page_size) - 1)
     assert not memory.stream_fits(FITS, Weights.random(FITS), small)

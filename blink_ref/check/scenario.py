@@ -207,7 +207,7 @@ def run(seed: int) -> list[Count]:
     own, in_tiles = seed % 2, IN_TILES if seed // 2 % 2 else 0
     settings = replace(SETTINGS, blocks=SETTINGS.blocks + own, scheduler_block=own == 1)
     if in_tiles:  # a block that computes alone has more than one tile
-        shared = max(tiles.arena(MODEL.head_dim), stream.arena(IN_TILES, WARPS))
+        shared = max(tiles.arena(MODEL.head_dim), stream.arena(IN_TILES, WARPS, MODEL.head_dim, PAGE_SIZE))
         settings = replace(settings, blocks=SETTINGS.blocks, shared=shared, stream_rows=IN_TILES)
     layout = replace(memory.window_layout(MODEL, settings), outbox=OUTBOX, events=1 << 11)
     nic_half, gpu_half = np.zeros((), layout.nic_half), np.zeros((), layout.gpu_half)

@@ -87,8 +87,8 @@ def stream_fits(config: ModelConfig, weights: Weights, settings: Settings) -> bo
     """Whether steps of few rows can be computed from a stream of packed weights."""
     if settings.stream_rows == 0 or settings.warps > stream.MOST_WARPS:
         return False
-    room = settings.shared >= stream.arena(settings.stream_rows, settings.warps)
-    return room and packing.fits(config, weights.flat.dtype)
+    needed = stream.arena(settings.stream_rows, settings.warps, config.head_dim, settings.page_size)
+    return settings.shared >= needed and packing.fits(config, weights.flat.dtype)
 
 
 def activations(config: ModelConfig, rows: int, samples: int, tiles_at_once: int = 1) -> Activations:

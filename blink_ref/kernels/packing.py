@@ -38,7 +38,8 @@ def fits(config: ModelConfig, dtype: np.dtype) -> bool:
 def table(config: ModelConfig, blocks: int, warps: int) -> np.ndarray:
     """:attr:`Model.stream` for a grid of so many blocks that compute: int32 [4 * layers + 1, 8].
 
-    The strips of all products are dealt to the blocks in turn, one product's after the other's.
+    The strips of all products are dealt to the blocks in turn, one product's after the other's. A row fills 32
+    bytes, so that it is in one sector of memory.
     """
     heads = (config.heads + 2 * config.kv_heads) * config.head_dim
     ins = config.hidden, config.heads * config.head_dim, config.hidden, config.ffn, config.hidden

@@ -9,8 +9,8 @@ REDUCTIONS = 64
 STAGES = 2
 """Stages of each warp, for pieces of weights that are on their way (see stream.py)."""
 
-MOST_WARPS = 16
-"""Most warps of a block that computes from the stream."""
+MOST_WARPS, MOST_ROWS = 16, 16
+"""Most warps of a block that computes from the stream, and most rows of a step."""
 
 STAGE_BARRIERS = REDUCTIONS
 """Where an mbarrier for each stage lies in the arena, and behind them one for each warp's activations."""
@@ -24,7 +24,7 @@ CURSOR = 9
 PLACES = CURSORS + CURSOR * MOST_WARPS
 """Where each row's position lies in the arena, and the page that its keys and values go to."""
 
-SCRATCH = PLACES + 2 * 16
+SCRATCH = PLACES + 2 * MOST_ROWS
 """Where that begins which a phase may use as it likes: a multiple of 16."""
 
 

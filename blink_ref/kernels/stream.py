@@ -46,6 +46,7 @@ from ..simt.vocabulary import (
     warp_width,
     warps,
 )
+from . import attention
 from .attention import store_pair
 from .logits import LOWEST, take_best
 from .mlp import silu
@@ -66,9 +67,8 @@ from .packing import (
 )
 from .rope import rotate
 from .sampling import score
-from .staging import CURSOR, CURSORS, MOST_WARPS, PLACES, SCRATCH, STAGE_BARRIERS, STAGES
+from .staging import CURSOR, CURSORS, MOST_ROWS, MOST_WARPS, PLACES, SCRATCH, STAGE_BARRIERS, STAGES
 
-MOST_ROWS = 16
 PIECE = 8
 """Most fragments in a stage."""
 STAGE = PIECE * SIZE
@@ -85,10 +85,12 @@ the last of a strip to the first of the next one. The stage that is next, and th
 over when the copy is there; the same of the mbarrier for activations."""
 
 
-def arena(rows: int, warps_in_block: int) -> int:
-    """Floats of arena that the stream needs for steps of `rows` rows."""
-    slot = warps_in_block * rows * FRAGMENT_PITCH + SLOT_GAP
-    return SCRATCH + MOST_ROWS * warps_in_block + slot + warps_in_block * STAGES * STAGE // 2 + 3
+def arena(rows: int, warps_in_block: int, head_dim: int, page_size: int) -> int:
+    """Floats of arena that the stream needs for steps of `rows` rows: its stages, and below them room for the sums
+    of a strip, or for attention, during which they fill up."""
+    sums = SCRATCH + MOST_ROWS * warps_in_block + warps_in_block * rows * FRAGMENT_PITCH + SLOT_GAP
+    below = max(sums, attention.arena(head_dim, page_size, warps_in_block))
+    return below + 3 + warps_in_block * STAGES * STAGE // 2
 
 
 @device
@@ -107,10 +109,8 @@ def stages_at(block):
 def set_up(block, model):
     """Before anything else: all stages are empty. All lanes of a block; a barrier stands behind it."""
     if tiles_pay(model.weights) and model.stream_rows > 0:
-        bars, cursors = (
-            mbarriers(block.shared, STAGE_BARRIERS, (STAGES + 1) * MOST_WARPS),
-            arena_view(block.shared, CURSORS, CURSOR * MOST_WARPS, model.eos),
-        )
+        bars = mbarriers(block.shared, STAGE_BARRIERS, (STAGES + 1) * MOST_WARPS)
+        cursors = arena_view(block.shared, CURSORS, CURSOR * MOST_WARPS, model.eos)
         if lane_id() == 0:
             for stage in range(STAGES):
                 mbarrier_init(bars, warp_id() * STAGES + stage, 1)
@@ -150,6 +150,7 @@ def begin(block, model, layer, products):
     if lane_id() == 0:
         cursors[at + PRODUCT] = i32(4 * layer - 1)
         cursors[at + STRIPS_LEFT] = i32(0)
+        async_fence()  # a step before this one may have written where the stages are
         asked = i32(0)
         while asked < STAGES:
             ask(block, model, products)
