@@ -20,6 +20,7 @@ from blink_ref.engine.settings import Settings
 from blink_ref.kvcache import pages
 from blink_ref.kvcache.pages import pages_spec
 from blink_ref.model.config import ModelConfig
+from blink_ref.model.reference import Reference
 from blink_ref.model.store import resolve
 from blink_ref.model.weights import Weights
 from blink_ref.ring.layout import (
@@ -429,6 +430,17 @@ def answers_together(bench: Bench, requests: Sequence[Request]) -> list[Answer]:
         bench.run()
         assert bench.desk.read(), "the engine stands still"
     return [bench.desk.answers[slot] for slot in bench.desk.slots[: len(requests)]]
+
+
+def assert_greedy(
+    model: tuple[ModelConfig, Weights], requests: Sequence[Request], answers: Sequence[Answer]
+) -> None:
+    """Each token is the reference's likeliest, but for two logits so close that a rounding decides."""
+    reference = Reference(*model)
+    for request, (tokens, _) in zip(requests, answers, strict=True):
+        logits = reference.logits([*request.prompt, *tokens])[len(request.prompt) - 1 : -1]
+        best, taken = logits.max(axis=1), logits[np.arange(len(tokens)), tokens]
+        assert (best - taken < 1e-3).all()
 
 
 @device

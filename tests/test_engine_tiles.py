@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_bench import SMALL, TARGETS, TINY, Bench, Request, answers_together, chosen
+from engine_bench import SMALL, TARGETS, TINY, Bench, Request, answers_together, assert_greedy, chosen
 from test_engine_model import SMALL_CLOSE, Steps, some_ids
 
 from blink_ref import cli, simt
@@ -155,13 +155,7 @@ def test_requests_served_in_tiles_get_what_the_reference_gives(target):
     ]
     made = Bench(model, in_tiles(model[0], target, rows=24, running=16, context=100))
     answers = answers_together(made, requests)
-    reference = Reference(*model)
-    for request, (tokens, _) in zip(requests, answers, strict=True):
-        text = [*request.prompt, *tokens]
-        logits = reference.logits(text)[len(request.prompt) - 1 : -1]
-        # greedy, but for two logits so close that a rounding decides
-        best, taken = logits.max(axis=1), logits[np.arange(len(tokens)), tokens]
-        assert (best - taken < 1e-3).all()
+    assert_greedy(model, requests, answers)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_bench import LANES, SMALL, TARGETS, Bench, Request, answers_together, chosen
+from engine_bench import LANES, SMALL, TARGETS, Bench, Request, answers_together, assert_greedy, chosen
 from engine_bench import interruptible as interruptible
 from test_engine_model import SMALL_CLOSE, Steps, some_ids
 
@@ -212,12 +212,7 @@ def test_requests_get_what_the_reference_gives(target):
     ]
     made = served(model, target)
     answers = answers_together(made, requests)
-    reference = Reference(*model)
-    for request, (tokens, _) in zip(requests, answers, strict=True):
-        logits = reference.logits([*request.prompt, *tokens])[len(request.prompt) - 1 : -1]
-        # greedy, but for two logits so close that a rounding decides
-        best, taken = logits.max(axis=1), logits[np.arange(len(tokens)), tokens]
-        assert (best - taken < 1e-3).all()
+    assert_greedy(model, requests, answers)
 
 
 @pytest.mark.usefixtures("interruptible")

@@ -24,8 +24,18 @@ from blink_ref.ring.layout import (
     TIME,
 )
 from blink_ref.scheduler import state
-from blink_ref.scheduler.arrivals import LATER, MOST_PRIORITY, SOONER, look_around, order_spec, scan_spec
+from blink_ref.scheduler.arrivals import (
+    LATER,
+    MOST_PRIORITY,
+    PATIENT,
+    SOONER,
+    listen,
+    look_around,
+    order_spec,
+    scan_spec,
+)
 from blink_ref.simt import device
+from blink_ref.simt.vocabulary import i32, thread_id
 
 targets = pytest.mark.parametrize("target", TARGETS)
 SLOTS = 32
@@ -34,6 +44,14 @@ SLOTS = 32
 @device
 def look_alone(block, window, slots, queue, sampling, cache, context, vocab):
     look_around(window, slots, queue, sampling, cache, context, vocab, 0, False)
+
+
+@device
+def listen_alone(block, window, slots, queue, turns, patience, result):
+    turns, heard = listen(window, slots, queue, turns, patience)
+    if thread_id() == 0:
+        result[0] = turns
+        result[1] = i32(heard)
 
 
 def bench(**changes):
@@ -76,6 +94,30 @@ def test_a_look_finds_exactly_the_slots_that_have_rung_and_are_free(target, word
     assert made.queue.count[state.WAITING] == made.queue.count[state.ARRIVED] == len(expected)
     assert look(made, target) == expected, "once is enough"
     assert made.queue.count[state.ARRIVED] == len(expected)
+
+
+@targets
+@pytest.mark.parametrize(
+    ("turns", "patience", "rung", "waits", "expected"),
+    [
+        (0, 0, False, False, (PATIENT, 0)),
+        (PATIENT - 1, 0, True, False, (PATIENT, 0)),  # a look at all of the window is due, which finds it
+        (0, 5, False, False, (5, 0)),
+        (3, 0, True, False, (4, 1)),
+        (3, 0, True, True, (4, 0)),  # somebody waits, so there is more to look at
+    ],
+)
+def test_who_listens_hears_a_doorbell_at_once_and_looks_up_now_and_then(
+    target, turns, patience, rung, waits, expected
+):
+    made, result = bench(), np.full(2, -1, np.int32)
+    made.window.nic["doorbell"][3] = rung
+    made.queue.count[state.WAITING] = waits
+    simt.launch(
+        listen_alone, 1, LANES[target], made.view, made.slots, made.queue, turns, patience, result, target=target
+    )
+    assert tuple(result) == expected
+    assert made.queue.rung[: made.queue.count[state.RUNG]].tolist() == [3] * expected[1]
 
 
 @targets
