@@ -37,6 +37,8 @@ from blink_ref.simt.vocabulary import (
     f32,
     f32_of_bits,
     fp16,
+    fragment_dots,
+    fragment_put,
     i32,
     i64,
     lane_any,
@@ -64,6 +66,7 @@ from blink_ref.simt.vocabulary import (
     row_weigh,
     store_relaxed,
     store_release,
+    sum_of_fours,
     thread_id,
     tile_dots,
     tile_mix,
@@ -133,6 +136,10 @@ def use_every_word(block, floats, halves, stored, words, longs):
     floats[i] += highest + total
     tile_dots(block.shared, q, r, i64(8), r, i64(32), i64(64))
     tile_mix(block.shared, q, r, i64(8), i64(32), r, i64(64))
+    fragment_put(floats, q, floats[i], floats[r], f32(1.0), f32(2.0))
+    fragment_dots(block.shared, q, arena_view(block.shared, i64(4), i64(8), stored), r, i64(3), floats, r, q, True)
+    fours = sum_of_fours(block.shared, q, r, i64(8))
+    floats[i] = fours[0] + fours[3]
     relax(i)
 
 
