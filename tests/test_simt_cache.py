@@ -222,6 +222,39 @@ def test_the_next_process_loads_what_the_first_compiled_and_an_edit_recompiles_o
     assert back["out"] == first["out"]
 
 
+TALK = """
+    import numpy as np
+    from blink_ref.simt import device, launch
+
+    @device
+    def say(x):
+        print("sees", x)
+
+    @device
+    def talk(block, x):
+        say((x[0], x[1]))
+        x[0] += 1
+
+    x = np.array([2, 3])
+    launch(talk, 1, 1, x, target="cpu")
+    launch(talk, 1, 1, x, target="cpu")
+"""
+
+
+def test_a_callee_prints_whether_it_is_compiled_or_loaded_or_its_caller_is(tmp_path):
+    """Printing a tuple takes numba's environment, which a callee's code has only inside its caller's."""
+    environment = {**os.environ, "BLINK_REF_CACHE": str(tmp_path / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+    program = tmp_path / "program.py"
+
+    def said(text):
+        program.write_text(textwrap.dedent(text))
+        return subprocess.check_output([sys.executable, program], env=environment, text=True).split("\n")
+
+    assert said(TALK) == ["sees (2, 3)", "sees (3, 3)", ""]
+    assert said(TALK) == ["sees (2, 3)", "sees (3, 3)", ""]
+    assert said(TALK.replace("x[0] += 1", "x[0] += 2")) == ["sees (2, 3)", "sees (4, 3)", ""]
+
+
 def test_an_index_that_names_a_type_that_is_gone_is_passed_over(monkeypatch, tmp_path):
     monkeypatch.setenv("BLINK_REF_CACHE", str(tmp_path))
 

@@ -18,6 +18,7 @@ from numba.core import caching
 
 from ..config import cache_dir
 from ..errors import BlinkError
+from .cpu_library import CalleeImplementation
 from .device import DeviceFunction, references
 
 CODE_FIELDS = ("co_code", "co_consts", "co_names", "co_varnames", "co_freevars", "co_argcount")
@@ -131,7 +132,7 @@ class _CalleeLocator(Locator):
     TARGET = "cpu-callees"
 
 
-class _CalleeImplementation(caching.CompileResultCacheImpl):
+class _CalleeImplementation(CalleeImplementation):
     _locator_classes = [_CalleeLocator]  # noqa: RUF012 - numba's name and form
 
 
