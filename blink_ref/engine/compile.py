@@ -6,7 +6,6 @@ import multiprocessing
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from itertools import repeat
 
 import numba
 import numpy as np
@@ -20,13 +19,18 @@ from . import memory, settings
 from .persistent import serve
 
 
+DTYPES = "bfloat16", "float16", "float32"
+ALL = [*((cc, DTYPES[0]) for cc in capability.SHARED_LIMIT), ((9, 0), DTYPES[1]), ((9, 0), DTYPES[2])]
+"""What ``--all`` compiles: for each compute capability, and for one of them each type that weights have."""
+
+
 def argument_types(dtype: str) -> tuple[numba.types.Type, ...]:
     """Numba types of what ``serve`` takes after its block, for weights stored as `dtype`.
 
     They depend on no size, so the smallest model stands for all.
     """
     config = ModelConfig.load(resolve("tiny"))
-    chosen = replace(settings.choose(config, "cpu"), slots=64, rows=32, running=32, pages=64)
+    chosen = replace(settings.choose(config, "cpu"), target="cuda", slots=64, rows=32, running=32, pages=64)
     layout = memory.window_layout(config, chosen)
     window = memory.device_window(np.zeros((), layout.nic_half), np.zeros((), layout.gpu_half), layout)
     args = memory.arguments(config, Weights.random(config, dtype=dtype), chosen, window)
@@ -52,7 +56,7 @@ def main(arguments: list[str]) -> int:
     """Print PTX with a report in comments at its end, or the report as JSON; 1 if the kernel has a fault."""
     options = _parser().parse_args(arguments)
     if options.all:
-        return compile_all(options.dtype)
+        return compile_all()
     ptx, report = compile_kernel(options.cc, options.dtype)
     faults = faults_of(report)
     if options.json:
@@ -75,14 +79,16 @@ def faults_of(report: assembler.Report) -> list[str]:
     return faults
 
 
-def compile_all(dtype: str) -> int:
-    """A line for each compute capability that is known, two compiled at a time; 1 if a kernel has a fault."""
+def compile_all() -> int:
+    """A line for each kernel of ALL, two compiled at a time; 1 if one has a fault."""
     failed = 0
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        for _, report in pool.map(compile_kernel, capability.SHARED_LIMIT, repeat(dtype)):
+        made = pool.map(compile_kernel, *zip(*ALL, strict=True))
+        for (_, dtype), (_, report) in zip(ALL, made, strict=True):
             faults = faults_of(report)
             failed |= bool(faults)
-            print(f"{report.cc:5} {report.registers:4} registers  {', '.join(faults) or 'no fault'}", flush=True)
+            said = ", ".join(faults) or "no fault"
+            print(f"{report.cc:5} {dtype:9} {report.registers:4} registers  {said}", flush=True)
     return failed
 
 
@@ -99,11 +105,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Compile the persistent kernel to PTX, with no GPU, and report its registers and spills.",
         epilog="example: blink-ref compile --cc 9.0 --no-ptx",
     )
-    parser.add_argument("--all", action="store_true", help="a line for each capability there is, some minutes")
+    parser.add_argument("--all", action="store_true", help="a line for each capability and type, some minutes")
     parser.add_argument("--cc", type=_capability, default=(9, 0), help="compute capability (default 9.0)")
-    parser.add_argument(
-        "--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"), help="of weights"
-    )
+    parser.add_argument("--dtype", default=DTYPES[0], choices=DTYPES, help="of weights (default bfloat16)")
     parser.add_argument("--no-ptx", action="store_true", help="the report only")
     parser.add_argument("--json", action="store_true", help="the report as one JSON object")
     return parser

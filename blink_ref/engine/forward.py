@@ -35,9 +35,7 @@ def forward(block, window, slots, queue, plans, now, sampling, cache, model, act
     """
     plan = plan_of(plans, now)
     rows, first_layer = i64(plan.count[ROWS]), i64(plan.count[FIRST_LAYER])
-    stage, parity, streamed = i32(0), i32(0), stream.wanted(model, rows)
-    if streamed:
-        stage, parity = stream.begin(block, model, first_layer, products_of(plan, model))
+    stage, parity, streamed = begin_stream(block, plan, rows, first_layer, model, model.packed)
     forget_draws(block, plan, i64(plan.count[SAMPLES]))
     if first_layer == 0:
         embedding(block, plan, plan_of(plans, queue.count[SPARE]), rows, model, act.x)
@@ -50,12 +48,8 @@ def forward(block, window, slots, queue, plans, now, sampling, cache, model, act
         copy_stream(block, act.aside, act.x, rows * i64(model.hidden))
     grid_barrier(block)
     stamp(plan, EMBEDDED, timed_layer(block, plan) >= 0 and first_layer == 0)
-    if streamed:
-        layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, model, act)
-    elif tiles.wanted(model, rows):
-        layers_in_tiles(block, window, plans, now, sampling, cache, model, act)
-    else:
-        layers_of_few_rows(block, window, plans, now, cache, model, act)
+    rest = sampling, cache, model, act, model.packed
+    compute_layers(block, window, plans, now, streamed, stage, parity, *rest)
     plan = plan_of(plans, now)
     rows = i64(plan.count[ROWS])
     if plan.count[INTERRUPTED] > 0:
@@ -68,6 +62,38 @@ def forward(block, window, slots, queue, plans, now, sampling, cache, model, act
         if plan.count[FILTERED] > 0:
             grid_barrier(block)
             draw_filtered(block, plan, samples, slots, sampling, model, act)
+
+
+@device
+def begin_stream(block, plan, rows, first_layer, model, packed):
+    """Ask for the first weights of a step, if it is computed from the stream.
+
+    Returns the stage to wait for and its parity, and whether there is one.
+    """
+    stage, parity, streamed = i32(0), i32(0), False
+    if packed is not None:
+        streamed = stream.wanted(model, rows)
+        if streamed:
+            stage, parity = stream.begin(block, model, first_layer, products_of(plan, model))
+    return stage, parity, streamed
+
+
+@device
+def compute_layers(block, window, plans, now, streamed, stage, parity, sampling, cache, model, act, packed):
+    """The plan's layers, as suits its rows: from the stream of packed weights, in tiles, or a number at a time.
+
+    Where `packed` is None there is the last way only, and numba compiles nothing of the others: they are a third
+    of the engine, and of no use without tensor cores.
+    """
+    if packed is None:
+        layers_of_few_rows(block, window, plans, now, cache, model, act)
+        return
+    if streamed:
+        layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, model, act)
+    elif tiles.wanted(model, i64(plan_of(plans, now).count[ROWS])):
+        layers_in_tiles(block, window, plans, now, sampling, cache, model, act)
+    else:
+        layers_of_few_rows(block, window, plans, now, cache, model, act)
 
 
 @device

@@ -72,7 +72,7 @@ def device_model(
         vocab=config.vocab,
         eps=np.float32(config.rms_eps),
         tiles=in_tiles,
-        packed=aligned(8, np.uint16) if packed is None else packed,
+        packed=packed,
         stream=np.zeros((1, 8), np.int32) if table is None else table,
         stream_rows=stream_rows,
     )
@@ -131,7 +131,8 @@ def arguments(
     s = settings
     in_tiles = s.tiles if tiles_fit(config, weights, s) else 0
     streamed = s.stream_rows if stream_fits(config, weights, s) else 0
-    packed = table = None
+    in_fragments = in_tiles > 0 or streamed > 0 or s.target == "cuda"
+    packed, table = aligned(8, np.uint16) if in_fragments else None, None
     if streamed:
         table = packing.table(config, s.blocks - s.scheduler_block, s.warps)
         packed = aligned(packing.size(table), np.uint16)
