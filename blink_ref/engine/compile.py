@@ -18,7 +18,6 @@ from ..simt import assembler, capability
 from . import memory, settings
 from .persistent import serve
 
-
 DTYPES = "bfloat16", "float16", "float32"
 ALL = [*((cc, DTYPES[0]) for cc in capability.SHARED_LIMIT), ((9, 0), DTYPES[1]), ((9, 0), DTYPES[2])]
 """What ``--all`` compiles: for each compute capability, and for one of them each type that weights have."""
