@@ -1,7 +1,7 @@
 """How a bench says what its time is worth."""
 
-from .ceilings import Ceilings
-from .costs import Cost
+from blink_ref.roofline.ceilings import Ceilings
+from blink_ref.roofline.costs import Cost
 
 
 def report(benchmark, cost: Cost, ceilings: Ceilings, repeats: int = 1, **more: object) -> None:

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from blink_ref.roofline import ceilings
 from blink_ref.simt import aligned, device, first_of_share, grid_barrier, launch
 from blink_ref.simt.vocabulary import i64, load_acquire, relax, row_dot, store_release, u32
 
-from . import ceilings
 from .report import report
 
 WIDTH = 576

@@ -11,10 +11,10 @@ from blink_ref.model.store import resolve
 from blink_ref.model.tokenizer import Tokenizer
 from blink_ref.nic.client import Nic
 from blink_ref.nic.detokenize import Detokenizer
+from blink_ref.roofline import ceilings, costs
 from blink_ref.simt import start
 from tests.engine_bench import Bench, Memory, chosen, load
 
-from . import ceilings, costs
 from .report import report
 
 TEXT = (Path(__file__).parents[1] / "LICENSE").read_text("utf-8")

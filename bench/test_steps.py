@@ -8,9 +8,9 @@ import itertools
 import numpy as np
 import pytest
 
+from blink_ref.roofline import ceilings, costs
 from tests.engine_bench import Bench, chosen, load
 
-from . import ceilings, costs
 from .pages_read import bytes_read
 from .report import report
 

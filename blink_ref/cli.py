@@ -89,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_layout(commands)
     _add_doctor(commands)
     _add_check(commands)
+    _add_bench(commands)
     commands.add_parser("compile", help="compile the kernel for a GPU that need not be there, and judge it")
     return parser
 
@@ -224,6 +225,33 @@ def _add_check(commands: Any) -> None:
     parser.add_argument("--seed", type=arguments.at_least(0), default=0, help="the first one's seed (default 0)")
 
 
+def _add_bench(commands: Any) -> None:
+    summary = "measure this machine"
+    parser = commands.add_parser(
+        "bench", help=summary, description=summary, epilog="example: blink-ref bench kernels --model tiny"
+    )
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    added = _add(
+        actions,
+        "kernels",
+        _bench_kernels,
+        "what each phase of a step costs in the engine that serves, and how near to the machine's roofs it comes",
+        "blink-ref bench kernels --model tiny",
+    )
+    _add_engine_options(added)
+    added.add_argument(
+        "--requests",
+        type=arguments.at_least(1),
+        nargs="+",
+        default=[1, 8, 24],
+        help="how many generate at once (default 1 8 24)",
+    )
+    added.add_argument(
+        "--prompt", type=arguments.at_least(1), default=512, help="tokens of a prompt (default 512)"
+    )
+    added.add_argument("--picture", default="roofline.svg", help="file for the picture (default roofline.svg)")
+
+
 def _generate(args: argparse.Namespace) -> int:
     from blink_ref.nic import generate
 
@@ -240,6 +268,12 @@ def _check(args: argparse.Namespace) -> int:
     from blink_ref.check import report
 
     return report.run(args)
+
+
+def _bench_kernels(args: argparse.Namespace) -> int:
+    from blink_ref.roofline import command
+
+    return command.run(args)
 
 
 def _serve(args: argparse.Namespace) -> int:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from engine_bench import load
 
-from bench import costs, pages_read
+from bench import pages_read
+from blink_ref.roofline import costs
 
 BENCHES = sorted((Path(__file__).parents[1] / "bench").glob("test_*.py"))
 

@@ -18,7 +18,9 @@ def bench(tmp_path):
     return Bench(tmp_path)
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["serve"], ["model"], ["model", "pull"], ["layout"]])
+@pytest.mark.parametrize(
+    "command", [[], ["generate"], ["serve"], ["model"], ["model", "pull"], ["layout"], ["bench"]]
+)
 def test_every_command_has_a_help_with_an_example(bench, command):
     out, err = bench.run(*command, "--help")
     assert "example: blink-ref" in out

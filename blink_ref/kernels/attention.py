@@ -278,6 +278,12 @@ def arena(head_dim: int, page_size: int, warps_in_block: int) -> int:
     return SCRATCH + head_dim + warps_in_block * (head_dim + page_size + 2) + 4
 
 
-def cost(rows: int, positions: int, heads: int, kv_heads: int, head_dim: int) -> tuple[int, int]:
-    """(bytes, FLOPs) of :func:`attend` for rows that each see `positions`: float32 keys and values once."""
-    return 8 * rows * positions * kv_heads * head_dim, 4 * rows * positions * heads * head_dim
+def cost(
+    rows: int, positions: int, heads: int, kv_heads: int, head_dim: int, requests: int = 0
+) -> tuple[int, int]:
+    """(bytes, FLOPs) of :func:`attend` for rows that each see `positions`: float32 keys and values once.
+
+    Rows of the same of so many requests (0: each row is one) share what they read.
+    """
+    read = 8 * (requests or rows) * positions * kv_heads * head_dim
+    return read, 4 * rows * positions * heads * head_dim

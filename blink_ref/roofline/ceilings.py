@@ -22,11 +22,12 @@ class Ceilings(NamedTuple):
     bytes_per_s: float
     """read out of the memory, or cache, in which an array lies"""
     flops_per_s: float
-    """float32 operations a second; a multiply-add is two"""
+    """float32 operations a second; a multiply-add is two; 0 = not known"""
 
     def seconds(self, size: float, flops: float) -> float:
         """The least time for a piece of work (Williams et al., 2009: the roofline)."""
-        return max(size / self.bytes_per_s, flops / self.flops_per_s)
+        memory = size / self.bytes_per_s
+        return max(memory, flops / self.flops_per_s) if self.flops_per_s else memory
 
 
 def measure(array: np.ndarray, threads: int) -> Ceilings:
