@@ -1,5 +1,7 @@
 """Models of a given shape with random weights; those on a GPU are the same ones for transformers."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from blink_ref.model.config import ModelConfig
@@ -25,6 +27,17 @@ LLAMA_1B = ModelConfig(
 )
 """Llama-3.2-1B's sizes, without its RoPE scaling."""
 
+LLAMA_8B = replace(
+    LLAMA_1B,
+    name="llama-3.1-8b-shape",
+    hidden=4096,
+    ffn=14336,
+    layers=32,
+    head_dim=128,
+    tied=False,
+)
+"""Llama-3.1-8B's."""
+
 WIDE = ModelConfig(
     name="wide-shape",
     vocab=8192,
@@ -49,11 +62,14 @@ WIDE = ModelConfig(
 def random_weights(config: ModelConfig, torch, seed: int = 0):
     """Normal(0, 0.02) bfloat16 weights made on the GPU: (Weights on the host, the same flat tensor on the GPU).
 
-    In the flat array: the embedding, then layer by layer Q, K, V, OUT, GATE, UP, DOWN. Tied models only.
+    In the flat array: the embedding, then the output matrix if it is another, then layer by layer Q, K, V, OUT,
+    GATE, UP, DOWN.
     """
     shapes = layer_shapes(config)
     sizes = [rows * cols for rows, cols in shapes]
-    start = config.vocab * config.hidden
+    embedding = config.vocab * config.hidden
+    head = 0 if config.tied else embedding
+    start = embedding + head
     layers = start + np.arange(config.layers)[:, None] * sum(sizes)
     matrix = (layers + np.concatenate([[0], np.cumsum(sizes)[:-1]])).astype(np.int64)
     n = start + config.layers * sum(sizes)
@@ -61,11 +77,11 @@ def random_weights(config: ModelConfig, torch, seed: int = 0):
     flat = torch.empty(n, dtype=torch.bfloat16, device="cuda").normal_(0, 0.02, generator=generator)
     host = flat.view(torch.int16).cpu().numpy().view(np.uint16)
     norm = np.ones((2 * config.layers + 1, config.hidden), np.float32)
-    return Weights(flat=host, matrix=matrix, norm=norm, embed=0, head=0), flat
+    return Weights(flat=host, matrix=matrix, norm=norm, embed=0, head=head), flat
 
 
-def transformers_model(config: ModelConfig, weights: Weights, flat, torch, transformers):
-    """A float32 ``LlamaForCausalLM`` on the GPU with the weights of :func:`random_weights`."""
+def transformers_model(config: ModelConfig, weights: Weights, flat, torch, transformers, dtype):
+    """A ``LlamaForCausalLM`` on the GPU, of torch's `dtype`, with the weights of :func:`random_weights`."""
     hf = transformers.LlamaConfig(
         hidden_size=config.hidden,
         intermediate_size=config.ffn,
@@ -79,15 +95,22 @@ def transformers_model(config: ModelConfig, weights: Weights, flat, torch, trans
         rms_norm_eps=config.rms_eps,
         rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
     )
-    with torch.device("cuda"):
-        model = transformers.LlamaForCausalLM(hf).float().eval()
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("cuda"):
+            model = transformers.LlamaForCausalLM(hf).to(dtype).eval()
+    finally:
+        torch.set_default_dtype(usual)
     state = model.state_dict()
 
     def put(name: str, at: int) -> None:
         target = state[name]
-        target.copy_(flat[at : at + target.numel()].view(target.shape).float())
+        target.copy_(flat[at : at + target.numel()].view(target.shape).to(dtype))
 
     put("model.embed_tokens.weight", weights.embed)
+    if not config.tied:
+        put("lm_head.weight", weights.head)
     kinds = ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down")
     for layer, offsets in enumerate(weights.matrix):
         for kind, at in zip(kinds, offsets, strict=True):
