@@ -39,9 +39,13 @@ class Case(NamedTuple):
     def bytes(self) -> int:
         """That a step must read, half-way: 16-bit weights once, and each request's keys and values in 16 bits."""
         c = self.config
-        weights = c.parameters - (0 if c.tied else c.vocab * c.hidden)
+        return SIXTEEN_BITS * (c.parameters - (0 if c.tied else c.vocab * c.hidden)) + self.cache_bytes()
+
+    def cache_bytes(self) -> int:
+        """Of those, the keys and values."""
+        c = self.config
         position = 2 * c.layers * c.kv_heads * c.head_dim
-        return SIXTEEN_BITS * (weights + self.batch * (self.context + self.tokens // 2) * position)
+        return SIXTEEN_BITS * self.batch * (self.context + self.tokens // 2) * position
 
 
 def sizes_for(case: Case, target: str, rows: int) -> Settings:

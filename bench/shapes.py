@@ -1,11 +1,13 @@
 """Models of a given shape with random weights; those on a GPU are the same ones for transformers."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from blink_ref.model.config import ModelConfig
-from blink_ref.model.weights import Weights, layer_shapes
+from blink_ref.model.weights import Weights, layer_shapes, save_safetensors
 
 LLAMA_1B = ModelConfig(
     name="llama-3.2-1b-shape",
@@ -78,6 +80,29 @@ def random_weights(config: ModelConfig, torch, seed: int = 0):
     host = flat.view(torch.int16).cpu().numpy().view(np.uint16)
     norm = np.ones((2 * config.layers + 1, config.hidden), np.float32)
     return Weights(flat=host, matrix=matrix, norm=norm, embed=0, head=head), flat
+
+
+def write_folder(folder: Path, config: ModelConfig, weights: Weights) -> None:
+    """The model as files, in Hugging Face layout; without a tokenizer, which an engine does not need."""
+    fields = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": config.vocab,
+        "hidden_size": config.hidden,
+        "intermediate_size": config.ffn,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.context,
+        "rms_norm_eps": config.rms_eps,
+        "rope_theta": config.rope_theta,
+        "tie_word_embeddings": config.tied,
+        "eos_token_id": list(config.eos_ids),
+        "torch_dtype": config.dtype,
+    }
+    (folder / "config.json").write_text(json.dumps(fields))
+    save_safetensors(folder / "model.safetensors", weights.named(config))
 
 
 def transformers_model(config: ModelConfig, weights: Weights, flat, torch, transformers, dtype):

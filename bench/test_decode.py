@@ -5,14 +5,18 @@ done with the tiny model, without a peer, and nothing is asked of the figure.
 """
 
 import gc
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 
 from blink_ref.engine import memory, settings
+from blink_ref.engine.host import read_bandwidth
 from blink_ref.engine.persistent import serve
+from blink_ref.model.weights import Weights
 from blink_ref.nic.client import Nic
+from blink_ref.nic.sight import look
+from blink_ref.ring.layout import PHASES
 from blink_ref.ring.window import Window
 from blink_ref.simt import start
 from tests.engine_bench import load
@@ -30,6 +34,8 @@ CASES = [
     Case(shapes.LLAMA_8B, 1, 1024, bar=0.88),
     Case(shapes.LLAMA_8B, 64, 1024, bar=0.60),
 ]
+ATTENTION = replace(shapes.LLAMA_8B, name="8b-attention", layers=4, ffn=512, vocab=4096, context=16384)
+"""Little beside the attention."""
 ROWS, TIMES, CONTEXT = 512, 5, 256
 DATASHEET = {"NVIDIA H200": 4.8e12, "NVIDIA H100 80GB HBM3": 3.35e12, "NVIDIA H100 PCIe": 2.0e12}
 """Bytes a second of the memory, of NVIDIA's datasheets."""
@@ -139,6 +145,37 @@ def test_decode_of_the_tiny_model_on_a_cpu(benchmark, show):
     benchmark.extra_info.update(ms_a_step=ms, bytes=case.bytes())
     show(f"{case.name}: {ms:.3f} ms a step")
     assert ms > 0
+
+
+def attend_seconds(case: Case, weights, target: str, rows: int) -> float:
+    """Of the attention of all layers in a step in which all get a token, the barrier behind it included.
+
+    As the engine itself tells: the median of the last steps.
+    """
+    chosen = sizes_for(case, target, rows)
+    with serving(case.config, weights, chosen) as window:
+        seconds_a_step(window, case, prompts_of(case), rows)
+        steps = [step for step in look(window).steps if step.decode == case.batch and not step.prefill]
+    return float(np.median([step.phases[PHASES.index("attend")] for step in steps])) / 1e9
+
+
+@pytest.mark.parametrize("target", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_attention_alone(benchmark, show, target):
+    """Of a few layers: 8 heads of keys and values, of 128 numbers."""
+    if target == "cuda":
+        from blink_ref.simt import on_cuda
+
+        config, batch, context, rows, bandwidth = ATTENTION, 16, 8192, ROWS, on_cuda.copy_bandwidth()
+    else:
+        config, batch, context, rows = replace(ATTENTION, hidden=64, ffn=64, heads=8, layers=1), 2, 64, 32
+        bandwidth = read_bandwidth(np.ones(1 << 25, np.float32), 1)
+    case = Case(config, batch, context, bar=0.75, tokens=64)
+    weights = Weights.random(config, dtype="bfloat16")
+    seconds = benchmark.pedantic(attend_seconds, args=(case, weights, target, rows), rounds=1)
+    fraction = case.cache_bytes() / bandwidth / seconds
+    benchmark.extra_info.update(seconds=seconds, bytes=case.cache_bytes(), of_copy=fraction, bar=case.bar)
+    show(f"attention, {case.name}: {seconds * 1e3:.3f} ms, {fraction:.2f} of the bandwidth (on a GPU: {case.bar})")
+    assert seconds > 0
 
 
 @pytest.mark.cuda

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from blink_ref.engine.settings import CUDA_LANES
 from blink_ref.roofline import ceilings
 from blink_ref.simt import aligned, device, first_of_share, grid_barrier, launch
 from blink_ref.simt.vocabulary import i64, load_acquire, relax, row_dot, store_release, u32
@@ -13,6 +14,8 @@ WIDTH = 576
 ROWS = (1 << 27) // WIDTH
 """Of 16-bit weights: 256 MiB, which is more than a cache holds."""
 MEETINGS = 20_000
+GPU_BAR_NS = 1000
+"""Of a barrier of all multiprocessors."""
 LINE = 32
 """Words of 32 bits that no two cores' words share a cache line within."""
 
@@ -71,15 +74,26 @@ def test_row_dot(benchmark, weights, threads):
     report(benchmark, cost, ceilings.measure(weights, threads))
 
 
-@threads
-def test_grid_barrier(benchmark, threads):
+@pytest.mark.parametrize(
+    ("target", "blocks"), [("cpu", 1), ("cpu", 2), pytest.param("cuda", 0, marks=pytest.mark.cuda)]
+)
+def test_grid_barrier(benchmark, target, blocks):
+    """On a GPU with as many threads as the engine has, on all multiprocessors."""
+    lanes = 1
+    if target == "cuda":
+        from blink_ref.simt import on_cuda
+
+        blocks, lanes = on_cuda.limits().sms, CUDA_LANES
+
     def work():
-        launch(meet, threads, 1, MEETINGS, target="cpu")
+        launch(meet, blocks, lanes, MEETINGS, target=target)
 
     benchmark.pedantic(work, rounds=10, warmup_rounds=1)
-    benchmark.extra_info["meetings"] = MEETINGS
+    benchmark.extra_info.update(meetings=MEETINGS, blocks=blocks, lanes=lanes)
     if benchmark.stats is not None:
-        benchmark.extra_info["ns_per_barrier"] = benchmark.stats["median"] / MEETINGS * 1e9
+        ns = benchmark.stats["median"] / MEETINGS * 1e9
+        benchmark.extra_info["ns_per_barrier"] = ns
+        assert target == "cpu" or ns < GPU_BAR_NS
 
 
 def test_way_there_and_back_between_two_cores(benchmark):

@@ -6,16 +6,19 @@ And what the last of its steps spends its time on, by the phases that the engine
 import time
 
 import numpy as np
+import pytest
 
 from blink_ref.ring.layout import HISTORY, PHASES, STEP_NS, STEP_NUMBER, STEP_PHASES, STEP_WORDS
 from blink_ref.ring.window import Window
 from tests.engine_bench import Desk
 
+from . import shapes
 from .serving import serving, sizes
 from .test_scheduler import ask, drain
 
 PROMPTS = {"cpu": (16, 64, 256), "cuda": (8, 16, 64, 128, 512, 2048)}
 TIMES = 5
+LONG = 2048
 
 
 def last_step(window: Window) -> dict[str, float]:
@@ -56,3 +59,42 @@ def test_time_to_the_first_token_by_the_prompt(benchmark, show, target, model):
         lines.append(f"  {length:5} tokens {of['ms']:8.2f}: {phases}")
     show(*lines)
     assert all(of["last_step_ms"]["step"] <= of["ms"] for of in seen.values())
+
+
+@pytest.mark.cuda
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("config", "bar"), [(shapes.LLAMA_1B, 1.0), (shapes.LLAMA_8B, 0.5)], ids=["1b", "8b"])
+def test_a_long_prompt_beside_transformers(benchmark, show, config, bar):
+    """2,048 tokens to the first token, and transformers' forward pass in bfloat16. `bar`: of its tokens/s."""
+    torch = pytest.importorskip("torch", reason="the peer is PyTorch with CUDA: pip install torch transformers")
+    transformers = pytest.importorskip("transformers", reason="the peer is transformers: pip install transformers")
+    weights, flat = shapes.random_weights(config, torch)
+    chosen = sizes(config, "cuda", rows=512, slots=64, context=LONG + 1)
+
+    def ours() -> list[float]:
+        took = []
+        for slot in range(1 + TIMES):
+            begin = time.perf_counter()
+            ask(desk, slot, config, LONG, 1)
+            drain(desk)
+            took.append(time.perf_counter() - begin)
+        return took[1:]
+
+    with serving(config, weights, chosen) as window:
+        desk = Desk(window)
+        seconds = benchmark.pedantic(ours, rounds=1)
+    peer = shapes.transformers_model(config, weights, flat, torch, transformers, torch.bfloat16)
+    ids = torch.randint(0, config.vocab, (1, LONG), device="cuda")
+    theirs = []
+    with torch.inference_mode():
+        for _ in range(2 + TIMES):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            peer(ids, use_cache=True, logits_to_keep=1)
+            torch.cuda.synchronize()
+            theirs.append(time.perf_counter() - begin)
+    mine, other = float(np.median(seconds)), float(np.median(theirs[2:]))
+    card = torch.cuda.get_device_name()
+    benchmark.extra_info.update(card=card, ms=mine * 1e3, transformers_ms=other * 1e3, times=other / mine, bar=bar)
+    show(f"{config.name}, {LONG} tokens: {mine * 1e3:.1f} ms, transformers {other * 1e3:.1f} (bar {bar})")
+    assert other / mine > bar
