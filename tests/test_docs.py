@@ -39,8 +39,8 @@ def test_python_blocks_run(block, tmp_path):
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c[0] not in ("serve", "compile")], ids=" ".join)
 def test_commands_run_here_with_the_smallest_model_and_few_tokens(command, tmp_path):
-    quick = ["--model", "tiny", "--max-tokens", "4", "--target", "cpu"] if command[0] == "generate" else []
-    words = [sys.executable, "-m", "blink_ref", *command, *quick]
+    quick = {"generate": ["--model", "tiny", "--max-tokens", "4", "--target", "cpu"], "check": ["--seeds", "1"]}
+    words = [sys.executable, "-m", "blink_ref", *command, *quick.get(command[0], [])]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # what they write lies elsewhere
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
