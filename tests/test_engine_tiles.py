@@ -193,3 +193,10 @@ def test_what_starts_an_engine_can_leave_the_tiles_out(monkeypatch):
         assert engine_command._parser().parse_args(asked.value.args[0]).batch_invariant == wanted
         arguments = ["generate", *["--batch-invariant"] * wanted, "text"]
         assert cli._parser().parse_args(arguments).batch_invariant == wanted
+
+
+def test_on_a_cpu_nothing_is_packed_unless_it_is_asked_for():
+    """Else the engine is compiled with its third for tensor cores: see forward.compute_layers."""
+    weights = Weights.random(WIDE)
+    assert Bench((WIDE, weights), chosen(WIDE)).model.packed is None
+    assert Bench((WIDE, weights), in_tiles(WIDE, "cpu")).model.packed is not None

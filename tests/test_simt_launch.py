@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from numba.core.errors import TypingError
 
 from blink_ref.errors import BlinkError
 from blink_ref.simt import aligned, choose_target, device, grid_barrier, launch, start
@@ -110,6 +111,27 @@ def test_an_aligned_array_starts_at_64_bytes():
         for n in (1, 3, 1000):
             array = aligned(n, dtype)
             assert (array.ctypes.data % 64, array.shape, array.dtype) == (0, (n,), dtype)
+
+
+@device
+def count_up(block, out, rest):
+    if rest is None:
+        out[0] += 1
+        return
+    out[0] += rest.there_is_no_such_field
+
+
+@device
+def hand_on(block, out, rest):
+    count_up(block, out, rest)
+
+
+def test_what_follows_a_return_where_an_argument_is_none_is_not_compiled():
+    out = np.zeros(1, np.int64)
+    launch(hand_on, 1, 1, out, None, target="cpu")
+    assert out[0] == 1
+    with pytest.raises(TypingError, match="there_is_no_such_field"):
+        launch(hand_on, 1, 1, out, out, target="cpu")
 
 
 @device
