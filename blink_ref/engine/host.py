@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -90,14 +91,18 @@ class Engine:
 def read_bandwidth(array: np.ndarray, threads: int) -> float:
     """Bytes per second at which `threads` threads read an array with plain vector sums; the best of three."""
     whole = array.view(np.uint8)[: array.nbytes // (8 * threads) * 8 * threads].view(np.uint64)
-    parts = np.split(whole, threads)
-    best = float("inf")
+    return whole.nbytes / seconds_side_by_side(np.add.reduce, [(part,) for part in np.split(whole, threads)])
+
+
+def seconds_side_by_side(work: Callable[..., object], arguments: Iterable[tuple[Any, ...]]) -> float:
+    """Until all threads have done `work`, one with each of the arguments; the best of three."""
+    best, calls = float("inf"), list(arguments)
     for _ in range(3):
-        readers = [threading.Thread(target=np.add.reduce, args=(part,)) for part in parts]
+        threads = [threading.Thread(target=work, args=call) for call in calls]
         begin = time.perf_counter()
-        for reader in readers:
-            reader.start()
-        for reader in readers:
-            reader.join()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
         best = min(best, time.perf_counter() - begin)
-    return whole.nbytes / best
+    return best

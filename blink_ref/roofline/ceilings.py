@@ -1,13 +1,11 @@
 """What the machine can do at most, measured in the same run as what is compared with it."""
 
-import threading
-import time
 from typing import NamedTuple
 
 import numba
 import numpy as np
 
-from blink_ref.engine.host import read_bandwidth
+from blink_ref.engine.host import read_bandwidth, seconds_side_by_side
 
 CHAIN = 16
 """Multiply-adds on an element between its load and its store, so that arithmetic is the limit."""
@@ -38,17 +36,8 @@ def measure(array: np.ndarray, threads: int) -> Ceilings:
 def multiply_adds(threads: int) -> float:
     """Float32 operations a second of `threads` threads in a loop of multiply-adds; the best of three."""
     _chains(np.zeros(IN_CACHE, np.float32), 1)
-    best = float("inf")
-    for _ in range(3):
-        arrays = [np.zeros(IN_CACHE, np.float32) for _ in range(threads)]
-        workers = [threading.Thread(target=_chains, args=(array, PASSES)) for array in arrays]
-        begin = time.perf_counter()
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        best = min(best, time.perf_counter() - begin)
-    return 2 * threads * PASSES * IN_CACHE * CHAIN / best
+    work = [(np.zeros(IN_CACHE, np.float32), PASSES) for _ in range(threads)]
+    return 2 * threads * PASSES * IN_CACHE * CHAIN / seconds_side_by_side(_chains, work)
 
 
 @numba.njit(nogil=True, fastmath={"contract"})
