@@ -1,6 +1,8 @@
 """The persistent kernel compiles for GPUs that are not here, and fits them."""
 
 import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -11,18 +13,22 @@ from blink_ref.errors import BlinkError
 from blink_ref.simt import capability
 from blink_ref.simt.assembler import Report
 
+CAPABILITIES = [(9, 0), (8, 0), (7, 5)]
+"""`make compile-all` compiles for all that there are, and weights of other types."""
+
 pytest.importorskip("numba_cuda", reason="needs numba-cuda and ptxas: pip install 'blink-ref[cuda13]'")
 
 
 @pytest.fixture(scope="module")
-def compiled(begun):
-    """PTX and report of each of KERNELS: a minute each."""
-    return {kernel: made.result() for kernel, made in begun.items()}
+def compiled():
+    """PTX and report of each of CAPABILITIES: most of a minute each, at once."""
+    with ProcessPoolExecutor(len(CAPABILITIES), multiprocessing.get_context("spawn")) as pool:
+        return dict(zip(CAPABILITIES, pool.map(command.compile_kernel, CAPABILITIES), strict=True))
 
 
-@pytest.mark.parametrize("cc", [(7, 5), (8, 0), (9, 0)])
+@pytest.mark.parametrize("cc", CAPABILITIES, ids=capability.name)
 def test_the_persistent_kernel_has_no_spill_no_local_memory_and_no_double_precision(compiled, cc):
-    ptx, report = compiled[cc, "bfloat16"]
+    ptx, report = compiled[cc]
     assert report.faults() == []
     assert f".target sm_{cc[0]}{cc[1]}" in ptx
     assert report.max_threads >= CUDA_LANES
@@ -30,13 +36,6 @@ def test_the_persistent_kernel_has_no_spill_no_local_memory_and_no_double_precis
     assert "barrier.sync" in ptx
     for text in ("mma.sync", "cp.async.bulk", "ldmatrix", "ld.shared.v4.b32"):
         assert (text in ptx) == (cc >= (9, 0)), text
-
-
-def test_weights_of_another_type_compile_as_well(compiled):
-    """float32: with `make compile-all`."""
-    _, report = compiled[(9, 0), "float16"]
-    assert report.faults() == []
-    assert report.max_threads >= CUDA_LANES
 
 
 def test_each_fault_of_a_kernel_is_named():
@@ -48,7 +47,7 @@ def test_each_fault_of_a_kernel_is_named():
 
 
 def test_the_command_reports_in_json(compiled, capsys, monkeypatch):
-    monkeypatch.setattr(command, "compile_kernel", lambda *kernel: compiled[kernel])
+    monkeypatch.setattr(command, "compile_kernel", lambda cc, dtype: compiled[cc])
     assert command.main(["--cc", "9.0", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert {"registers", "spill_bytes", "local_bytes", "shared_bytes", "f64"} <= report.keys()
@@ -70,7 +69,7 @@ def test_the_command_compiles_for_all_and_tells_of_faults(compiled, capsys, monk
             pass
 
     def kernel(cc, dtype):
-        _, report = compiled[(9, 0), "bfloat16"]
+        _, report = compiled[9, 0]
         return "", replace(report, cc=f"{cc[0]}.{cc[1]}", spill_bytes=8 * (cc == (12, 0)))
 
     monkeypatch.setattr(command, "ProcessPoolExecutor", Here)
@@ -80,7 +79,7 @@ def test_the_command_compiles_for_all_and_tells_of_faults(compiled, capsys, monk
     capabilities = [[capability.name(cc), "bfloat16"] for cc in capability.SHARED_LIMIT]
     assert [line.split()[:2] for line in lines] == [*capabilities, ["9.0", "float16"], ["9.0", "float32"]]
     assert [line for line in lines if not line.endswith("no fault")] == [
-        f"12.0  bfloat16   {compiled[(9, 0), 'bfloat16'][1].registers} registers  8 bytes of spilled registers"
+        f"12.0  bfloat16   {compiled[9, 0][1].registers} registers  8 bytes of spilled registers"
     ]
 
 
