@@ -81,11 +81,12 @@ def look(window: Window) -> Sight:
     begins = ((owner & 0xFFFF) - 1) * window.layout.page_size
     filled = owned & (begins < position[slot])
     waiting = int(gpu["heartbeat"][BEAT_WAITING])
-    return Sight(gpu["state"].copy(), slot, filled, _steps(gpu["history"]), waiting)
+    return Sight(gpu["state"].copy(), slot, filled, last_steps(window), waiting)
 
 
-def _steps(history: np.ndarray) -> list[Step]:
-    records = history.reshape(HISTORY, STEP_WORDS).copy()
+def last_steps(window: Window) -> list[Step]:
+    """The last steps that have ended, oldest first: up to HISTORY."""
+    records = window.gpu["history"].reshape(HISTORY, STEP_WORDS).copy()
     number = records[:, STEP_NUMBER].astype(np.int64)
     whole = (number > 0) & (number % HISTORY == np.arange(HISTORY))
     return [

@@ -12,8 +12,8 @@ import numpy as np
 from blink_ref.errors import BlinkError
 from blink_ref.model.config import ModelConfig
 from blink_ref.nic.client import Nic
-from blink_ref.nic.sight import Step, look
-from blink_ref.ring.layout import DECODE, PHASES, PREFILL
+from blink_ref.nic.sight import Step, last_steps
+from blink_ref.ring.layout import DECODE, HISTORY, PHASES, PREFILL
 from blink_ref.ring.window import Window
 
 from . import costs
@@ -21,6 +21,8 @@ from .ceilings import Ceilings
 
 PROMPT = 16
 """Tokens of a prompt of those that are to generate: what comes after it is measured."""
+SHORTEST, LONGEST = 0.0005, 0.05
+"""Seconds between two looks."""
 ROUNDS = 3
 """How often each layer's phases are timed at least: a step times one layer."""
 
@@ -81,16 +83,15 @@ def measure(window: Window, config: ModelConfig, work: Work) -> Figures:
     """
     nic, draw = Nic(window), np.random.default_rng(work.requests)
     seen: dict[int, tuple[Step, float]] = {}
-    first = max((step.number for step in look(window).steps), default=0)
+    first = max((step.number for step in last_steps(window)), default=0)
 
     def prompt(tokens: int) -> list[int]:
         return draw.integers(0, config.vocab, tokens).tolist()
 
     def watch() -> None:
         while nic.running:
-            _gather(window, seen, first)
-            if not nic.poll():
-                time.sleep(min(nic.pause(), 0.002))
+            time.sleep(_gather(window, seen, first))
+            nic.poll()
         _gather(window, seen, first)
 
     if work.requests:
@@ -106,14 +107,19 @@ def measure(window: Window, config: ModelConfig, work: Work) -> Figures:
     return _figures(config, work, list(seen.values()))
 
 
-def _gather(window: Window, seen: dict[int, tuple[Step, float]], first: int) -> None:
-    """Remember the steps that are new, with how far the requests had come."""
-    sight = look(window)
-    busy = np.isin(sight.state, (PREFILL, DECODE))
+def _gather(window: Window, seen: dict[int, tuple[Step, float]], first: int) -> float:
+    """Remember new steps, with how far the requests had come; returns the seconds until the next look.
+
+    On a CPU each look takes time from the engine, so they are as rare as the window's memory of steps allows.
+    """
+    steps = last_steps(window)
+    busy = np.isin(window.gpu["state"], (PREFILL, DECODE))
     at = float(window.gpu["position"][busy].mean()) if busy.any() else 0.0
-    for step in sight.steps:
+    for step in steps:
         if step.number > first:
             seen.setdefault(step.number, (step, at))
+    last = steps[-1].ns / 1e9 if steps else 0.0
+    return min(max(last * HISTORY / 4, SHORTEST), LONGEST)
 
 
 def _figures(config: ModelConfig, work: Work, seen: list[tuple[Step, float]]) -> Figures:
