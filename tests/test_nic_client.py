@@ -249,3 +249,26 @@ def test_pauses_grow_with_the_silence_and_start_short_with_a_request(pair, monke
     assert pair.nic.pause() == client.SHORTEST_PAUSE
     monkeypatch.setattr(time, "monotonic", lambda: now + 10)
     assert pair.nic.pause() == client.LONGEST_PAUSE
+
+
+def test_it_sleeps_for_most_of_a_usual_wait_and_one_long_wait_changes_nothing(pair, monkeypatch):
+    clock = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    pair.nic.submit([5], 5)
+    monkeypatch.setattr(pair.nic, "_take", lambda: ["an event"])
+
+    def pause_after(wait: float) -> float:
+        clock[0] += wait
+        pair.nic.poll()
+        return pair.nic.pause()
+
+    assert pause_after(0.001) == client.SHORTEST_PAUSE, "one wait says nothing"
+    assert pause_after(0.001) == pytest.approx(0.75 * 0.001)
+    assert pause_after(0.5) == pytest.approx(0.75 * 0.001)
+    assert pause_after(0.5) == client.LONGEST_PAUSE
+    assert pause_after(0.001) == pytest.approx(0.75 * 0.001)
+    clock[0] += 0.0008
+    assert pair.nic.pause() == client.SHORTEST_PAUSE, "the next is due"
+    pair.nic._running.clear()
+    pair.nic.submit([5], 5)
+    assert pair.nic.pause() == client.SHORTEST_PAUSE, "of another request nothing is known"
