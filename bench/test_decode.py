@@ -36,7 +36,7 @@ CASES = [
 ]
 ATTENTION = replace(shapes.LLAMA_8B, name="8b-attention", layers=4, ffn=512, vocab=4096, context=16384)
 """Little beside the attention."""
-ROWS, TIMES, CONTEXT = 512, 5, 256
+ROWS, TIMES, CONTEXT = 512, 20, 256
 DATASHEET = {"NVIDIA H200": 4.8e12, "NVIDIA H100 80GB HBM3": 3.35e12, "NVIDIA H100 PCIe": 2.0e12}
 """Bytes a second of the memory, of NVIDIA's datasheets."""
 

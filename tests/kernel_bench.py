@@ -49,7 +49,8 @@ def model_of(dtype="float32", scale=0.3, seed=0, **shape) -> tuple[Model, Weight
         **(defaults | shape),
     )
     weights = Weights.random(config, seed=seed, dtype=dtype, scale=scale)
-    return device_model(config, weights, config.context), weights, config
+    model = device_model(config, weights, config.context, packed=aligned(8, np.uint16))  # CUDA takes no None
+    return model, weights, config
 
 
 def plan_of(rows: int, **columns) -> state.Plan:

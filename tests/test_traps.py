@@ -1,12 +1,15 @@
-"""Traps of docs/traps.md that are seen in the text of device code, for the whole package."""
+"""Traps of docs/traps.md that are seen in the text of device code, for the whole package, or in its arguments."""
 
 import ast
 import importlib
 import inspect
 import pkgutil
 import textwrap
+from dataclasses import replace
 
 import pytest
+from engine_bench import SMALL, Bench, chosen, small
+from kernel_bench import model_of
 
 import blink_ref
 from blink_ref.simt import DeviceFunction
@@ -48,3 +51,9 @@ def test_no_field_that_device_code_sees_is_named_index(modules):
     assert len(tuples) > 5
     for kind in tuples:
         assert "index" not in kind._fields, f"{kind.__name__}.index is a method of tuples to numba-cuda"
+
+
+def test_nothing_that_is_launched_on_a_gpu_holds_none():
+    args = Bench(small(), replace(chosen(SMALL), target="cuda")).args
+    held = [value for each in (*args, model_of()[0]) for value in (each if isinstance(each, tuple) else (each,))]
+    assert not any(value is None for value in held)

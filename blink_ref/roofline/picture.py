@@ -39,10 +39,6 @@ class _Axes:
         part = (log10(speed) - self.y0) / (self.y1 - self.y0)
         return HEIGHT - BOTTOM - part * (HEIGHT - TOP - BOTTOM)
 
-    def inside(self, speed: float) -> float:
-        """A speed no higher than the top."""
-        return min(speed, 10.0**self.y1)
-
 
 def picture(figures: list[Figures], most: Ceilings, title: str) -> str:
     """The SVG's text. A point's number is the place of its work in the list; what multiplies nothing has none."""
@@ -97,7 +93,7 @@ def _grid(axes: _Axes) -> list[str]:
 
 def _roof(axes: _Axes, most: Ceilings) -> list[str]:
     left, right = 10.0**axes.x0, 10.0**axes.x1
-    top = axes.inside(most.flops_per_s or 10.0**axes.y1)
+    top = most.flops_per_s or 10.0**axes.y1
     ridge = min(max(top / most.bytes_per_s, left), right)
     low = max(left, 10.0**axes.y0 / most.bytes_per_s)
     begin = f"M{axes.x(low):.6g} {axes.y(low * most.bytes_per_s):.6g}"
