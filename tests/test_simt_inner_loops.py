@@ -34,6 +34,8 @@ from blink_ref.simt.vocabulary import (
 
 SIZES = np.array([*range(8, 520, 8), 776, 1024, 2048, 2056, 4096])
 WEIGHTS = ["uint16", "int16", "float32"]
+KEPT = ["uint16", "float32"]
+"""What keys and values are stored as."""
 NAN_BITS = {"uint16": 0x7FC0, "int16": 0x7E00, "float32": np.nan}
 
 
@@ -201,14 +203,15 @@ def all_dots(block, a, a_at, b, b_at, sizes, out):
         out[s] = dot(a, a_at[s], b, b_at[s], sizes[s])
 
 
-def test_dot_is_one_lanes_own(target, lanes):
-    first, second = random_rows(SIZES, 6), random_rows(SIZES, 7)
+@pytest.mark.parametrize("dtype", KEPT)
+def test_dot_is_one_lanes_own(target, lanes, dtype):
+    first, second = random_rows(SIZES, 6), [stored(row, dtype) for row in random_rows(SIZES, 7)]
     a, a_at = walled(first, "float32")
-    b, b_at = walled(second, "float32")
+    b, b_at = walled(second, dtype)
     out = np.full(len(SIZES), np.nan, np.float32)
     launch(all_dots, 1, lanes, a, a_at, b, b_at, SIZES, out, target=target)
     for n, x, y, got in zip(SIZES, first, second, out, strict=True):
-        products = x.astype(np.float64) * y
+        products = x.astype(np.float64) * wide(y)
         assert abs(got - products.sum()) <= gamma(n) * np.abs(products).sum(), n
 
 
@@ -218,13 +221,15 @@ def mix(block, weight, i, n, rows, j, width, out, at):
     row_mix(weight, i, n, rows, j, width, out, at + (width + 8) * warp_id())
 
 
+@pytest.mark.parametrize("dtype", KEPT)
 @pytest.mark.parametrize("width", [8, 64, 72, 128])
-@pytest.mark.parametrize("n", [0, 1, 3, 16, 33])
-def test_row_mix_adds_weighted_rows(target, lanes, n, width):
+@pytest.mark.parametrize("n", [0, 1, 3, 16, 33, 93])
+def test_row_mix_adds_weighted_rows(target, lanes, n, width, dtype):
     draw = np.random.default_rng(n * 1000 + width)
-    shares, values = draw.random(n, np.float32), draw.standard_normal((n, width)).astype(np.float32)
+    shares, drawn = draw.random(n, np.float32), stored(draw.standard_normal((n, width)).astype(np.float32), dtype)
     weight, (i,) = walled([shares], "float32")
-    rows, (j,) = walled([values.reshape(-1)], "float32")
+    rows, (j,) = walled([drawn.reshape(-1)], dtype)
+    values = wide(drawn)
     many = 1 if target == "cpu" else 2
     before = random_rows([width] * many, 8)
     out, starts = walled(before, "float32")

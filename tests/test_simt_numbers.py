@@ -17,6 +17,7 @@ from blink_ref.simt.vocabulary import (
     f32,
     fp16,
     i64,
+    narrow_put,
     opaque,
     rank,
     rank_index,
@@ -77,6 +78,50 @@ def test_widening_a_float_leaves_it(target, lanes):
     numbers, out = np.append(EDGES, NAN), np.zeros(len(EDGES) + 1, np.float32)
     run(all_widened, target, lanes, numbers, out)
     assert (float_bits(out) == float_bits(numbers)).all()
+
+
+@device
+def all_narrowed(block, numbers, out):
+    for i in range(thread_id(), numbers.shape[0], block_threads()):
+        narrow_put(out, i, numbers[i])
+
+
+def nearest_bfloat16(x):
+    """The nearer of the two bfloat16 around each float32, of two as near the even one; not of infinity and NaN."""
+    below = x.view(np.uint32) >> 16 << 16
+    low, high = (bits.view(np.float32).astype(np.float64) for bits in (below, below + 0x10000))
+    largest = np.abs(x) >= 2.0**128 - 2.0**120
+    high[largest] = np.copysign(2.0**128, low[largest])  # what would follow, of which infinity takes the place
+    down, up = np.abs(x - low), np.abs(high - x)
+    above = (up < down) | ((up == down) & (below >> 16 & 1 == 1))
+    return (below >> 16) + above
+
+
+def test_a_number_is_narrowed_to_the_nearest_bfloat16_and_halfway_to_the_even_one(target, lanes):
+    bits = np.random.default_rng(6).integers(0, 2**32, 2000, np.uint32)
+    halfway = bits & 0xFFFF0000 | 0x8000
+    edges = np.array([0x7F7F7FFF, 0x7F7F8000, 0xFF7FFFFF, 0x00008000, 0x00018000, 0x80008001], np.uint32)
+    bits = np.concatenate([bits, halfway, halfway - 1, halfway + 1, edges, EDGES.view(np.uint32)])
+    numbers = bits.view(np.float32)
+    numbers = numbers[np.isfinite(numbers)]
+    out = np.zeros(len(numbers), np.uint16)
+    run(all_narrowed, target, lanes, numbers, out)
+    assert (out == nearest_bfloat16(numbers)).all()
+
+
+def test_infinity_stays_infinity_and_nan_nan_when_they_are_narrowed(target, lanes):
+    nans = np.array([0x7FC00001, 0xFFC00001, 0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF], np.uint32).view(np.float32)
+    numbers = np.concatenate([np.array([np.inf, -np.inf], np.float32), nans])
+    out = np.zeros(len(numbers), np.uint16)
+    run(all_narrowed, target, lanes, numbers, out)
+    assert out[:2].tolist() == [0x7F80, 0xFF80]
+    assert np.isnan((out[2:].astype(np.uint32) << 16).view(np.float32)).all()
+
+
+def test_where_float32_is_kept_a_number_is_kept_as_it_is(target, lanes):
+    out = np.zeros(len(EDGES), np.float32)
+    run(all_narrowed, target, lanes, EDGES, out)
+    assert (float_bits(out) == float_bits(EDGES)).all()
 
 
 floats = st.one_of(st.floats(width=32), st.sampled_from([*EDGES.tolist(), math.nan]))

@@ -54,6 +54,7 @@ from blink_ref.simt.vocabulary import (
     mbarrier_init,
     mbarrier_wait,
     mbarriers,
+    narrow_put,
     opaque,
     rank,
     rank_index,
@@ -118,6 +119,10 @@ def use_every_word(block, floats, halves, stored, words, longs):
     row_dots(floats, q, floats, r, i64(5), i64(64), floats, r)
     row_dots_of_two(stored, q, r, floats, r, i64(5), i64(64), floats, r, q)
     row_mix(floats, q, i64(8), floats, r, i64(64), floats, i)
+    row_mix(floats, q, i64(8), stored, r, i64(64), floats, i)
+    floats[i] += dot(floats, q, stored, r, i64(64))
+    narrow_put(floats, q, floats[i])
+    narrow_put(stored, q, floats[i])
     bar = mbarriers(block.shared, i64(0), i64(1))
     mbarrier_init(bar, 0, i64(1))
     mbarrier_arrive(bar, 0)
@@ -132,6 +137,7 @@ def use_every_word(block, floats, halves, stored, words, longs):
         block_dots(block.shared, q, stored, q, r, i64(8), floats, r, i64(8), i64(64), i64(32), i64(32))
     block_dots(block.shared, q, halves, q, r, i64(8), floats, r, i64(8), i64(64), i64(0), i64(64))
     tile_put(block.shared, q, r, i64(64), i64(16), floats, i)
+    tile_put(block.shared, q, r, i64(64), i64(16), stored, i)
     highest, total = row_weigh(block.shared, q, i64(64), r, floats[r], floats[i])
     floats[i] += highest + total
     tile_dots(block.shared, q, r, i64(8), r, i64(32), i64(64))

@@ -26,6 +26,8 @@ from .lowering import (
     element_pointer,
     index_argument,
     is_vector,
+    narrow_put_by,
+    nearest_bf16,
     register,
 )
 from .vocabulary import DOTS_PITCH, FRAGMENT, FRAGMENT_PITCH, TILE_GAP, exp, f32, row_dot, widen
@@ -41,6 +43,7 @@ def _define(word: Any) -> Any:
 
 for _word, _definition in COMMON.items():
     _define(_word)(_definition)
+_define(words.narrow_put)(narrow_put_by(nearest_bf16))
 
 
 # --- ids and exchanges of a block with one lane
@@ -173,7 +176,7 @@ def _(arena, k, t, n, i, x, j):
     def tile_put(arena, k, t, n, i, x, j):
         at = k + t * (n + TILE_GAP) + i
         for m in range(16):
-            arena[at + m] = x[j + m]
+            arena[at + m] = widen(x[j + m])
 
     return tile_put
 
@@ -487,21 +490,29 @@ def _add_up(builder, chains, rest):
     return builder.fadd(*(builder.extract_element(total, ir.Constant(I32, lane)) for lane in (0, 1)))
 
 
-def _dot(typing_context, a, i, b, j, n):
-    if not (is_vector(a) and is_vector(b) and b.dtype == types.float32):
-        return None
+def _dot_of(stored: int) -> Any:
+    """The definition of a dot product whose argument number `stored` is the one that need not hold float32."""
+    other = 2 - stored
 
-    def codegen(context, builder, signature, args):
-        at = [index_argument(context, builder, signature, args, k) for k in (1, 3, 4)]
-        left = element_pointer(context, builder, a, args[0], at[0])
-        right = element_pointer(context, builder, b, args[2], at[1])
-        return _dots(builder, [left], a.dtype, [right], at[2])[0][0]
+    def _dot(typing_context, a, i, b, j, n):
+        kinds = a, i, b
+        if not (is_vector(a) and is_vector(b) and kinds[other].dtype == types.float32):
+            return None
 
-    return types.float32(a, i, b, j, n), codegen
+        def codegen(context, builder, signature, args):
+            at = {k: index_argument(context, builder, signature, args, k) for k in (1, 3, 4)}
+            left, right = (
+                element_pointer(context, builder, kinds[k], args[k], at[k + 1]) for k in (stored, other)
+            )
+            return _dots(builder, [left], kinds[stored].dtype, [right], at[4])[0][0]
+
+        return types.float32(a, i, b, j, n), codegen
+
+    return _dot
 
 
-_define(words.dot)(_dot)
-_define(words.row_dot)(_dot)
+_define(words.row_dot)(_dot_of(0))
+_define(words.dot)(_dot_of(2))
 
 
 def _tiles(builder, lefts, dtype, right, count, n, targets):
@@ -577,7 +588,7 @@ def _(typing_context, weight, i, n, rows, j, width, out, k):
                     share = _spread(builder, builder.load(builder.gep(weights, [p])), lanes)
                     begin = builder.mul(p, columns)
                     for c, total in zip(starts, sums, strict=True):
-                        x = _load_floats(builder, values, builder.add(begin, c), lanes, types.float32)
+                        x = _load_floats(builder, values, builder.add(begin, c), lanes, rows.dtype)
                         builder.store(_multiply_add(builder, x, share, builder.load(total)), total)
 
                 _strip(builder, ir.Constant(I64, 0), count, 1, row)

@@ -5,7 +5,7 @@ from numba import types
 
 from . import ptx
 from . import vocabulary as words
-from .cuda_words import access, define, define_by, define_text, is_at_least
+from .cuda_words import access, compiles_for, define, define_by, define_text, is_at_least
 from .lowering import F32, I16, I32, I64, asm, index_argument, is_vector
 from .numba_cuda import cuda
 from .vocabulary import FULL_WARP, block_threads, f32, i64, lane_id, lane_sum, opaque, row_dot, row_dots, thread_id
@@ -20,7 +20,10 @@ define_text(_keep_rolled, ptx.NO_UNROLL)
 
 
 def _eight(a, i):
-    """Elements ``a[i:i+8]`` as eight float32 in a tuple, by 16-byte loads. A word of this file only."""
+    """Elements ``a[i:i+8]`` as eight float32 in a tuple, by 16-byte loads. A word of this file only.
+
+    Of 16-bit elements these are loads of what nothing writes while the kernel runs.
+    """
     raise NotImplementedError("compiled code only")
 
 
@@ -30,6 +33,14 @@ def _floats(builder, pointer, index):
     at = builder.bitcast(builder.gep(pointer, [index]), vector.as_pointer())
     loaded = builder.load(at, align=16)
     return [builder.extract_element(loaded, ir.Constant(I32, lane)) for lane in range(4)]
+
+
+def _words(builder, pointer, index, n):
+    """From ``pointer[index]`` on n 32-bit words as values, by one ordinary load; so aligned."""
+    vector = ir.VectorType(I32, n)
+    at = builder.bitcast(builder.gep(pointer, [index]), vector.as_pointer())
+    loaded = builder.load(at, align=4 * n)
+    return [builder.extract_element(loaded, ir.Constant(I32, lane)) for lane in range(n)]
 
 
 def _halves(builder, word, dtype):
@@ -74,18 +85,58 @@ def _(typing_context, a, i):
 
 
 def _four(a, i):
-    """Elements ``a[i:i+4]`` of float32 in a tuple, by one 16-byte load. A word of this file only."""
+    """Elements ``a[i:i+4]`` in a tuple of float32, by one ordinary load. A word of this file only.
+
+    Of float32 (16 bytes), or of bfloat16 (8 bytes).
+    """
     raise NotImplementedError("compiled code only")
 
 
-@define(_four)
+def _eight_written(a, i):
+    """The same of eight elements: :func:`_eight` of what the kernel itself may write. A word of this file only."""
+    raise NotImplementedError("compiled code only")
+
+
+def _define_ordinary(word, n):
+    """`word` takes n elements, by loads of 16 bytes at most."""
+    result = types.UniTuple(types.float32, n)
+
+    @define(word)
+    def _(typing_context, a, i):
+        if not (is_vector(a) and a.dtype in (types.float32, types.uint16)):
+            return None
+
+        def codegen(context, builder, signature, args):
+            index = index_argument(context, builder, signature, args, 1)
+            pointer = context.make_array(a)(context, builder, args[0]).data
+            if a.dtype == types.float32:
+                fours = (builder.add(index, ir.Constant(I64, first)) for first in range(0, n, 4))
+                values = [value for at in fours for value in _floats(builder, pointer, at)]
+            else:
+                pairs = _words(builder, pointer, index, n // 2)
+                values = [value for pair in pairs for value in _halves(builder, pair, a.dtype)]
+            return context.make_tuple(builder, result, values)
+
+        return result(a, i), codegen
+
+
+_define_ordinary(_four, 4)
+_define_ordinary(_eight_written, 8)
+
+
+def eight_halves(a, i):
+    """Elements ``a[i:i+8]`` of bfloat16 as four words, by one ordinary load. A word of the `cuda_` files."""
+    raise NotImplementedError("compiled code only")
+
+
+@define(eight_halves)
 def _(typing_context, a, i):
-    result = types.UniTuple(types.float32, 4)
+    result = types.UniTuple(types.uint32, 4)
 
     def codegen(context, builder, signature, args):
         index = index_argument(context, builder, signature, args, 1)
         pointer = context.make_array(a)(context, builder, args[0]).data
-        return context.make_tuple(builder, result, _floats(builder, pointer, index))
+        return context.make_tuple(builder, result, _words(builder, pointer, index, 4))
 
     return result(a, i), codegen
 
@@ -322,29 +373,54 @@ def _(w, i, i2, x, j, rows, n, out, k, k2):
     return row_dots_of_two
 
 
+@cuda.jit(device=True)
+def _dot_from(s, k, a, i, b, j, n):
+    """s plus the products from the k-th on; b is what comes from afar."""
+    while k + 24 < n:  # of float32, eight loads in flight
+        _keep_rolled()
+        b0, b1 = _eight_written(b, j + k), _eight_written(b, j + k + 8)
+        b2, b3 = _eight_written(b, j + k + 16), _eight_written(b, j + k + 24)
+        s = _add_dot8(s, _eight(a, i + k), b0)
+        s = _add_dot8(s, _eight(a, i + k + 8), b1)
+        s = _add_dot8(s, _eight(a, i + k + 16), b2)
+        s = _add_dot8(s, _eight(a, i + k + 24), b3)
+        k = opaque(k + 32)
+    while k + 8 < n:
+        _keep_rolled()
+        b0, b1 = _eight_written(b, j + k), _eight_written(b, j + k + 8)
+        s = _add_dot8(s, _eight(a, i + k), b0)
+        s = _add_dot8(s, _eight(a, i + k + 8), b1)
+        k = opaque(k + 16)
+    if k < n:
+        s = _add_dot8(s, _eight(a, i + k), _eight_written(b, j + k))
+    return s
+
+
 @define_by(words.dot)
 def _(a, i, b, j, n):
-    def dot(a, i, b, j, n):
+    def with_floats(a, i, b, j, n):
+        return _dot_from(f32(0.0), i64(0), a, i, b, j, n)
+
+    def with_halves(a, i, b, j, n):
         s, k = f32(0.0), i64(0)
-        while k + 24 < n:  # b is what comes from afar: eight loads in flight
+        while k + 56 < n:  # eight loads in flight
             _keep_rolled()
-            b0, b1, b2, b3 = _eight(b, j + k), _eight(b, j + k + 8), _eight(b, j + k + 16), _eight(b, j + k + 24)
+            b0, b1 = _eight_written(b, j + k), _eight_written(b, j + k + 8)
+            b2, b3 = _eight_written(b, j + k + 16), _eight_written(b, j + k + 24)
+            b4, b5 = _eight_written(b, j + k + 32), _eight_written(b, j + k + 40)
+            b6, b7 = _eight_written(b, j + k + 48), _eight_written(b, j + k + 56)
             s = _add_dot8(s, _eight(a, i + k), b0)
             s = _add_dot8(s, _eight(a, i + k + 8), b1)
             s = _add_dot8(s, _eight(a, i + k + 16), b2)
             s = _add_dot8(s, _eight(a, i + k + 24), b3)
-            k = opaque(k + 32)
-        while k + 8 < n:
-            _keep_rolled()
-            b0, b1 = _eight(b, j + k), _eight(b, j + k + 8)
-            s = _add_dot8(s, _eight(a, i + k), b0)
-            s = _add_dot8(s, _eight(a, i + k + 8), b1)
-            k = opaque(k + 16)
-        if k < n:
-            s = _add_dot8(s, _eight(a, i + k), _eight(b, j + k))
-        return s
+            s = _add_dot8(s, _eight(a, i + k + 32), b4)
+            s = _add_dot8(s, _eight(a, i + k + 40), b5)
+            s = _add_dot8(s, _eight(a, i + k + 48), b6)
+            s = _add_dot8(s, _eight(a, i + k + 56), b7)
+            k = opaque(k + 64)
+        return _dot_from(s, k, a, i, b, j, n)
 
-    return dot
+    return with_floats if b.dtype == types.float32 else with_halves
 
 
 @cuda.jit(device=True)
@@ -358,6 +434,21 @@ def _weighted(sums, weight, four):
 
 
 @cuda.jit(device=True)
+def _four_rows(rows, at, step):
+    """Four columns each of four rows that lie `step` apart."""
+    return _four(rows, at), _four(rows, at + step), _four(rows, at + 2 * step), _four(rows, at + 3 * step)
+
+
+@cuda.jit(device=True)
+def _weighted_rows(sums, weight, i, groups, four_rows):
+    """The sums with four rows more, whose weights lie `groups` apart."""
+    sums = _weighted(sums, weight[i], four_rows[0])
+    sums = _weighted(sums, weight[i + groups], four_rows[1])
+    sums = _weighted(sums, weight[i + 2 * groups], four_rows[2])
+    return _weighted(sums, weight[i + 3 * groups], four_rows[3])
+
+
+@cuda.jit(device=True)
 def _with_lane(sums, distance):
     """Each of the four sums plus that of the lane `distance` away."""
     return (
@@ -368,8 +459,14 @@ def _with_lane(sums, distance):
     )
 
 
+_has_registers = compiles_for(900)
+"""Whether the persistent kernel has them to spare for sixteen rows at once: a constant."""
+
+
 @define_by(words.row_mix)
 def _(weight, i, n, rows, j, width, out, k):
+    narrow = rows.dtype == types.uint16
+
     def row_mix(weight, i, n, rows, j, width, out, k):
         # a lane takes four columns; narrow rows leave lanes over, which take every second or fourth row
         quads = width >> 2
@@ -386,36 +483,34 @@ def _(weight, i, n, rows, j, width, out, k):
             sums = (f32(0.0), f32(0.0), f32(0.0), f32(0.0))
             p = i64(group)
             if column < width:
+                at, step = j + p * width + column, groups * width
+                # as many bytes in flight as of eight rows of float32
+                while narrow and _has_registers() and p + 15 * groups < n:
+                    _keep_rolled()
+                    a, b = _four_rows(rows, at, step), _four_rows(rows, at + 4 * step, step)
+                    c, d = _four_rows(rows, at + 8 * step, step), _four_rows(rows, at + 12 * step, step)
+                    sums = _weighted_rows(sums, weight, i + p, groups, a)
+                    sums = _weighted_rows(sums, weight, i + p + 4 * groups, groups, b)
+                    sums = _weighted_rows(sums, weight, i + p + 8 * groups, groups, c)
+                    sums = _weighted_rows(sums, weight, i + p + 12 * groups, groups, d)
+                    at += 16 * step
+                    p += 16 * groups
                 while p + 7 * groups < n:
                     _keep_rolled()
-                    at, step = j + p * width + column, groups * width
-                    r0, r1 = _four(rows, at), _four(rows, at + step)
-                    r2, r3 = _four(rows, at + 2 * step), _four(rows, at + 3 * step)
-                    at += 4 * step
-                    r4, r5 = _four(rows, at), _four(rows, at + step)
-                    r6, r7 = _four(rows, at + 2 * step), _four(rows, at + 3 * step)
-                    sums = _weighted(sums, weight[i + p], r0)
-                    sums = _weighted(sums, weight[i + p + groups], r1)
-                    sums = _weighted(sums, weight[i + p + 2 * groups], r2)
-                    sums = _weighted(sums, weight[i + p + 3 * groups], r3)
-                    sums = _weighted(sums, weight[i + p + 4 * groups], r4)
-                    sums = _weighted(sums, weight[i + p + 5 * groups], r5)
-                    sums = _weighted(sums, weight[i + p + 6 * groups], r6)
-                    sums = _weighted(sums, weight[i + p + 7 * groups], r7)
+                    a, b = _four_rows(rows, at, step), _four_rows(rows, at + 4 * step, step)
+                    sums = _weighted_rows(sums, weight, i + p, groups, a)
+                    sums = _weighted_rows(sums, weight, i + p + 4 * groups, groups, b)
+                    at += 8 * step
                     p += 8 * groups
                 while p + 3 * groups < n:
                     _keep_rolled()
-                    at, step = j + p * width + column, groups * width
-                    r0, r1 = _four(rows, at), _four(rows, at + step)
-                    r2, r3 = _four(rows, at + 2 * step), _four(rows, at + 3 * step)
-                    sums = _weighted(sums, weight[i + p], r0)
-                    sums = _weighted(sums, weight[i + p + groups], r1)
-                    sums = _weighted(sums, weight[i + p + 2 * groups], r2)
-                    sums = _weighted(sums, weight[i + p + 3 * groups], r3)
+                    sums = _weighted_rows(sums, weight, i + p, groups, _four_rows(rows, at, step))
+                    at += 4 * step
                     p += 4 * groups
                 while p < n:
                     _keep_rolled()
-                    sums = _weighted(sums, weight[i + p], _four(rows, j + p * width + column))
+                    sums = _weighted(sums, weight[i + p], _four(rows, at))
+                    at += step
                     p += groups
             if groups >= 2:
                 sums = _with_lane(sums, 16)

@@ -7,9 +7,10 @@ parts of 32 x 32 results, in eight accumulators of 16 x 8; where there are fewer
 """
 
 import numpy as np
+from numba import types
 
 from . import vocabulary as words
-from .cuda_loops import _four, _keep_rolled
+from .cuda_loops import _four, _keep_rolled, eight_halves
 from .cuda_tensor import (
     has_tensor_cores,
     load_matrices,
@@ -38,6 +39,7 @@ from .vocabulary import (
     warp_barrier,
     warp_id,
     warps,
+    widen,
 )
 
 NOTHING = f32(-np.inf)
@@ -58,17 +60,27 @@ def _put_eight(at, lower, x, j):
     store_piece(u32(at + lower), a[1], b[1], c[1], d[1])
 
 
+@cuda.jit(device=True)
+def _put_eight_halves(at, lower, x, j):
+    """The same of eight bfloat16, of whose values nothing is lower."""
+    word, zero = eight_halves(x, j), u32(0)
+    store_piece(at, word[0], word[1], word[2], word[3])
+    store_piece(u32(at + lower), zero, zero, zero, zero)
+
+
 @define_by(words.tile_put)
 def _(arena, k, t, n, i, x, j):
+    put_eight = _put_eight_halves if x.dtype == types.uint16 else _put_eight
+
     def tile_put(arena, k, t, n, i, x, j):
         if has_tensor_cores():
             at, lower = u32(shared_address(arena, k + t * (n + TILE_GAP)) + u32(2 * i)), u32(2 * n)
-            _put_eight(at, lower, x, j)
-            _put_eight(u32(at + u32(16)), lower, x, j + 8)
+            put_eight(at, lower, x, j)
+            put_eight(u32(at + u32(16)), lower, x, j + 8)
         else:
             at = k + t * (n + TILE_GAP) + i
             for m in range(16):
-                arena[at + m] = x[j + m]
+                arena[at + m] = widen(x[j + m])
 
     return tile_put
 

@@ -9,7 +9,20 @@ from numba.core import cgutils
 
 from . import ptx
 from . import vocabulary as words
-from .lowering import COMMON, DEFAULT, I32, I64, VOID, asm, element_pointer, index_argument, register
+from .lowering import (
+    COMMON,
+    DEFAULT,
+    I16,
+    I32,
+    I64,
+    VOID,
+    asm,
+    element_pointer,
+    index_argument,
+    narrow_put_by,
+    nearest_bf16,
+    register,
+)
 from .numba_cuda import cuda, cuda_types, cudaimpl, overload, templates
 from .vocabulary import FULL_WARP, block_threads, thread_id, u32
 
@@ -174,6 +187,24 @@ def compiles_for(least: int) -> Any:
         return types.boolean(), lambda context, builder, signature, args: is_at_least(builder, least)
 
     return word
+
+
+def _narrow(builder: Any, x: Any) -> Any:
+    """The bits of the bfloat16 nearest to a float32."""
+    with builder.if_else(is_at_least(builder, 800)) as (newer, older):
+        with newer:
+            converted = asm(builder, I16, ptx.NARROW, "=h,f", [x], effects=False)
+            newer_end = builder.block
+        with older:
+            rounded = nearest_bf16(builder, x)
+            older_end = builder.block
+    bits = builder.phi(I16)
+    bits.add_incoming(converted, newer_end)
+    bits.add_incoming(rounded, older_end)
+    return bits
+
+
+define(words.narrow_put)(narrow_put_by(_narrow))
 
 
 # --- ordered accesses

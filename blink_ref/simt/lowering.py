@@ -73,6 +73,34 @@ def _widen(typing_context, x):
     return None
 
 
+def nearest_bf16(builder: ir.IRBuilder, x: Any) -> Any:
+    """The bits of the bfloat16 nearest to a float32, ties to even, by integer arithmetic."""
+    bits = builder.bitcast(x, I32)
+    high = builder.lshr(bits, ir.Constant(I32, 16))
+    half = builder.add(builder.and_(high, ir.Constant(I32, 1)), ir.Constant(I32, 0x7FFF))
+    rounded = builder.lshr(builder.add(bits, half), ir.Constant(I32, 16))
+    nan = builder.or_(high, ir.Constant(I32, 0x40))
+    return builder.trunc(builder.select(builder.fcmp_unordered("uno", x, x), nan, rounded), I16)
+
+
+def narrow_put_by(narrow: Callable[[ir.IRBuilder, Any], Any]) -> Definition:
+    """The definition of `narrow_put`, given what makes the bits of a bfloat16."""
+
+    def _narrow_put(typing_context, a, i, x):
+        if not (is_vector(a) and a.dtype in (types.float32, types.uint16)):
+            return None
+
+        def codegen(context, builder, signature, args):
+            index = index_argument(context, builder, signature, args, 1)
+            value = args[2] if a.dtype == types.float32 else narrow(builder, args[2])
+            builder.store(value, element_pointer(context, builder, a, args[0], index))
+            return context.get_dummy_value()
+
+        return types.none(a, i, types.float32), codegen
+
+    return _narrow_put
+
+
 def _rank(typing_context, value, index):
     def codegen(context, builder, signature, args):
         number, position = args

@@ -44,6 +44,9 @@ ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {$0, $1, $2, $3}, [$4], polic
 HIGH_HALF = "and.b32 $0, $1, 0xffff0000;"
 LOW_HALF = "shl.b32 $0, $1, 16;"
 
+# The bits of the bfloat16 nearest to a float32, ties to even; from 8.0 on.
+NARROW = "cvt.rn.bf16.f32 $0, $1;"
+
 # An mbarrier at a shared address begins phase 0; then the asynchronous proxy can see it.
 MBARRIER_INIT = """
 mbarrier.init.shared::cta.b64 [$0], $1;

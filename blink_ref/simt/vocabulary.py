@@ -298,6 +298,22 @@ def widen(x):
     return fp16(x) if isinstance(x, np.int16) else np.float32(x)
 
 
+def narrow_put(a, i, x):
+    """``a[i] = x`` of a float32; where `a` holds uint16, the bits of the bfloat16 nearest to x, ties to even.
+
+    What is beyond the largest becomes infinite, and NaN some NaN. One lane.
+    """
+    a[i] = x if a.dtype == np.float32 else _nearest_bf16(np.float32(x))
+
+
+def _nearest_bf16(x):
+    """The bits of the bfloat16 nearest to a float32, ties to even."""
+    bits = int(x.view(np.uint32))
+    if np.isnan(x):
+        return bits >> 16 | 0x40
+    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+
+
 def tiles_pay(w):
     """Whether :func:`block_dots` is of use for such stored weights: bfloat16, and tensor cores that know it.
 
@@ -354,11 +370,12 @@ def clock_ns():
 
 
 def dot(a, i, b, j, n):
-    """One lane's own dot product of ``a[i:i+n]`` and ``b[j:j+n]``, float32, both 16-byte aligned.
+    """One lane's own dot product of float32 ``a[i:i+n]`` and ``b[j:j+n]``, both 16-byte aligned.
 
-    n is a multiple of 8. Each lane may pass different offsets.
+    b holds float32, or bfloat16 as uint16 bits, and may be written while the kernel runs. n, i and j are multiples
+    of 8. Each lane may pass different offsets.
     """
-    return np.dot(a[i : i + n], b[j : j + n])
+    return _stored_dot(b[j : j + n], a[i : i + n])
 
 
 def row_dot(w, i, x, j, n):
@@ -485,12 +502,13 @@ TILE_GAP = 4
 def tile_put(arena, k, t, n, i, x, j):
     """Numbers i to i + 15 of row t of the tile at k, of n columns, are ``x[j:j+16]``; by one lane.
 
-    Rows are ``n + TILE_GAP`` floats apart. Only :func:`tile_dots` and :func:`tile_mix` read such a tile: tensor
+    x holds float32, or bfloat16 as uint16 bits, and may be written while the kernel runs. Rows are
+    ``n + TILE_GAP`` floats apart. Only :func:`tile_dots` and :func:`tile_mix` read such a tile: tensor
     cores take it as pairs of bfloat16, which lack 2**-17 of a number at most. k is a multiple of 4, n, i and j
     of 16.
     """
     at = k + t * (n + TILE_GAP) + i
-    arena[at : at + 16] = x[j : j + 16]
+    arena[at : at + 16] = _floats(x[j : j + 16])
 
 
 def tile_dots(arena, k, a, rows, b, across, n):
@@ -535,11 +553,14 @@ def tile_mix(arena, k, p, rows, across, b, n):
 
 def _stored_dot(part, x):
     """The dot product of stored numbers (see :func:`widen`) and float32."""
+    return np.dot(_floats(part), x)
+
+
+def _floats(part):
+    """Stored numbers, each as by :func:`widen`."""
     if part.dtype == np.uint16:
-        part = (part.astype(np.uint32) << 16).view(np.float32)
-    elif part.dtype == np.int16:
-        part = part.view(np.float16).astype(np.float32)
-    return np.dot(part, x)
+        return (part.astype(np.uint32) << 16).view(np.float32)
+    return part.view(np.float16).astype(np.float32) if part.dtype == np.int16 else part
 
 
 def block_copy(out, k, a, i, n):
@@ -558,8 +579,9 @@ def block_scale(out, k, a, i, scale, gain, g, n):
 def row_mix(weight, i, n, rows, j, width, out, k):
     """``out[k:k+width] += sum over p < n of weight[i+p] * rows[j+p*width : j+(p+1)*width]``, by one warp.
 
-    float32 throughout; `width` is a multiple of 8. The order of the additions depends on n and `width` alone.
+    float32, but for `rows`, which may hold bfloat16 as uint16 bits; those may be written while the kernel runs.
+    `width` is a multiple of 8, j of 8, k of 4. The order of the additions depends on n and `width` alone.
     """
     lane, lanes = me().lane, me().warp.width
-    mixed = weight[i : i + n] @ rows[j : j + n * width].reshape(n, width)[:, lane::lanes]
+    mixed = weight[i : i + n] @ _floats(rows[j : j + n * width]).reshape(n, width)[:, lane::lanes]
     out[k + lane : k + width : lanes] += mixed
