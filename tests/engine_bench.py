@@ -49,6 +49,9 @@ ENDLESS = 100_000
 LANES = {"cpu": 1, "python": 4, "cuda": 64}
 """Lanes of a block in tests of single device functions."""
 
+NAN = {"float32": np.nan, "uint16": 0x7FC0}
+"""As keys and values are stored."""
+
 TINY = resolve("tiny")
 
 SMALL = ModelConfig(
@@ -94,9 +97,10 @@ def load(name: str) -> tuple[ModelConfig, Weights]:
 def chosen(config: ModelConfig, target: str = "cpu", **changes) -> Settings:
     """Settings for a model, with a window small enough to be made for every example of a test.
 
-    Tokens do not depend on the batch, unless `tiles` are asked for.
+    Tokens do not depend on the batch, unless `tiles` are asked for; keys and values are float32,
+    unless `kv_dtype` is.
     """
-    sizes = {"cache_bytes": 1 << 26, "batch_invariant": True}
+    sizes = {"cache_bytes": 1 << 26, "batch_invariant": True, "kv_dtype": "float32"}
     made = settings.choose(config, target, changes.pop("blocks", 2), **sizes)
     reserved = changes.get("running", made.running) // 8
     return replace(made, **{"slots": 16, "reserved": reserved, **changes})
@@ -132,7 +136,7 @@ class Bench:
         self.view, self.slots, self.queue, self.plans, self.sampling, *rest = self.args
         self.cache, self.model, self.act, _ = rest
         for kept in (self.cache.keys, self.cache.values):
-            kept.fill(np.nan)
+            kept.fill(NAN[kept.dtype.name])
         self.desks = [Desk(self.window, worker) for worker in range(self.window.layout.workers)]
 
     @property
@@ -209,7 +213,8 @@ class Bench:
     def poison(self) -> None:
         """NaN into free pages and all activations: what a step may not read before it has written it."""
         for kept in (self.cache.keys, self.cache.values):
-            kept.reshape(self.config.layers, self.cache.pages, -1)[:, self.free_pages()] = np.nan
+            by_page = kept.reshape(self.config.layers, self.cache.pages, -1)
+            by_page[:, self.free_pages()] = NAN[kept.dtype.name]
         for buffer in self.act:
             if buffer.dtype == np.float32 and buffer is not self.act.aside:
                 buffer.fill(np.nan)

@@ -12,13 +12,17 @@ from blink_ref.engine.memory import device_model
 from blink_ref.kernels import staging
 from blink_ref.kernels.tensors import Model
 from blink_ref.model.config import ModelConfig
-from blink_ref.model.weights import Weights
+from blink_ref.model.tensorfile import from_float32, to_float32
+from blink_ref.model.weights import STORED_AS, Weights
 from blink_ref.scheduler import state
 from blink_ref.simt import aligned, device
 from blink_ref.simt.on_python import WARP_WIDTH
 from blink_ref.simt.vocabulary import barrier, block_threads, f32, thread_id
 
 U = 2**-24
+
+KV_DTYPES = "float32", "bfloat16"
+"""What keys and values are stored as."""
 
 
 def gamma(n):
@@ -81,11 +85,16 @@ def row_values(rows: np.ndarray, target: str) -> np.ndarray:
     return halves.view(np.float32).sum(1)
 
 
-def nans(n: int) -> np.ndarray:
-    """A float32 buffer in which nothing has been written."""
-    array = aligned(n, np.float32)
-    array.fill(np.nan)
+def nans(n: int, dtype: str = "float32") -> np.ndarray:
+    """A buffer in which nothing has been written; of float32, or of what stands for it."""
+    array = aligned(n, STORED_AS[dtype])
+    array[:] = from_float32(np.full(1, np.nan, np.float32), array.dtype)
     return array
+
+
+def kept_exactly(values: np.ndarray, kv_dtype: str) -> np.ndarray:
+    """The float32 values nearest to these that a cache of that type keeps as they are."""
+    return to_float32(from_float32(values, STORED_AS[kv_dtype]))
 
 
 @device

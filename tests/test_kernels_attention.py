@@ -2,11 +2,25 @@
 
 import numpy as np
 import pytest
-from kernel_bench import U, check, floats, gamma, model_of, nans, plan_of, poison_arena, room_for, warps_of
+from kernel_bench import (
+    KV_DTYPES,
+    U,
+    check,
+    floats,
+    gamma,
+    kept_exactly,
+    model_of,
+    nans,
+    plan_of,
+    poison_arena,
+    room_for,
+    warps_of,
+)
 
 from blink_ref.kernels import attention, rmsnorm, rope
 from blink_ref.kernels.tensors import K, Q, V
 from blink_ref.kvcache import pages
+from blink_ref.model.tensorfile import from_float32, to_float32
 from blink_ref.simt import device, grid_barrier, launch
 
 BLOCKS = 2
@@ -15,7 +29,7 @@ SPARE = 16
 LENGTHS = {"one": lambda p: [1], "around pages": lambda p: [1, p - 1, p, p + 1, 2 * p, 3 * p + 5]}
 
 
-def empty_cache(model, slots, positions, page_size):
+def empty_cache(model, slots, positions, page_size, kv_dtype="float32"):
     """A cache full of NaN, with pages dealt to the slots in no order, and one page of nobody's.
 
     The tables' places behind a slot's last page name that page: who reads on, reads NaN.
@@ -27,12 +41,12 @@ def empty_cache(model, slots, positions, page_size):
     order = np.random.default_rng(page_size).permutation(slots * each) + 1
     cache.table[:] = 0
     cache.table[:, :each] = order.reshape(slots, each)
-    big = nans(cache.keys.size), nans(cache.values.size)
+    big = nans(cache.keys.size, kv_dtype), nans(cache.values.size, kv_dtype)
     return cache._replace(keys=big[0], values=big[1])
 
 
 def paged(model, cache, flat):
-    """Keys or values as [layers, pages, K, P, d]."""
+    """Keys or values as [layers, pages, K, P, d], as they are stored."""
     return flat.reshape(model.layers, cache.pages, model.kv_heads, cache.page_size, model.head_dim)
 
 
@@ -42,7 +56,7 @@ def put(model, cache, slot, keys, values):
         view = paged(model, cache, flat)[LAYER]
         for position, row in enumerate(what):
             page = cache.table[slot, position // cache.page_size]
-            view[page, :, position % cache.page_size] = row
+            view[page, :, position % cache.page_size] = from_float32(row, flat.dtype)
 
 
 # --- attend
@@ -85,18 +99,19 @@ def attention_bound(q, keys, values, page_size):
     return 1.01 * 2 * (weight_off + gamma(n + times + 2))[:, None] * mean_size
 
 
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("page_size", [16, 64, 256])
 @pytest.mark.parametrize(("head_dim", "kv_heads", "group"), [(64, 3, 1), (96, 1, 3), (128, 1, 8)])
 def test_attend_is_softmax_over_the_rows_own_positions_and_reads_no_others(
-    target, lanes, head_dim, kv_heads, group, page_size, lengths
+    target, lanes, head_dim, kv_heads, group, page_size, lengths, kv_dtype
 ):
     heads = kv_heads * group
     model, *_ = model_of(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
     lengths = LENGTHS[lengths](page_size)
-    cache = empty_cache(model, len(lengths), max(lengths), page_size)
+    cache = empty_cache(model, len(lengths), max(lengths), page_size, kv_dtype)
     q = floats(len(lengths), heads, head_dim, seed=1)
-    given = [floats(2, n, kv_heads, head_dim, seed=n) for n in lengths]
+    given = [kept_exactly(floats(2, n, kv_heads, head_dim, seed=n), kv_dtype) for n in lengths]
     for slot, (keys, values) in enumerate(given):
         put(model, cache, slot, keys, values)
     # row t is of slot S - 1 - t, so that neither stands for the other
@@ -111,32 +126,34 @@ def test_attend_is_softmax_over_the_rows_own_positions_and_reads_no_others(
     assert np.array_equal(before, (cache.keys, cache.values), equal_nan=True)
 
 
-def chunk(rows, target, lanes, blocks=BLOCKS, only=slice(None)):
+def chunk(rows, target, lanes, kv_dtype, blocks=BLOCKS, only=slice(None)):
     """A chunk of a prompt: `rows` rows of one slot, each seeing one position more than the row before."""
     model, *_ = model_of(heads=6, kv_heads=2, head_dim=24)
-    cache = empty_cache(model, 1, rows, 16)
-    keys, values = floats(2, rows, 2, 24, seed=2)
+    cache = empty_cache(model, 1, rows, 16, kv_dtype)
+    keys, values = kept_exactly(floats(2, rows, 2, 24, seed=2), kv_dtype)
     put(model, cache, 0, keys, values)
     q, position = floats(rows, 6, 24, seed=3)[only], np.arange(rows)[only]
     plan = plan_of(len(q), position=position)
     return run_attend(target, lanes, plan, len(q), model, cache, q.copy(), blocks), (q, keys, values)
 
 
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("rows", [1, 3, 33])
-def test_a_row_of_a_chunk_sees_positions_up_to_its_own(target, lanes, rows):
-    attended, (q, keys, values) = chunk(rows, target, lanes)
+def test_a_row_of_a_chunk_sees_positions_up_to_its_own(target, lanes, rows, kv_dtype):
+    attended, (q, keys, values) = chunk(rows, target, lanes, kv_dtype)
     for t in range(rows):
         seen = q[t], keys[: t + 1], values[: t + 1]
         exact = attention.spec(*(a.astype(np.float64) for a in seen))
         check(attended[t], exact, attention_bound(*seen, 16))
 
 
-def test_an_attended_row_has_the_same_bits_in_any_batch_and_grid(target, lanes):
-    together, _ = chunk(33, target, lanes)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_an_attended_row_has_the_same_bits_in_any_batch_and_grid(target, lanes, kv_dtype):
+    together, _ = chunk(33, target, lanes, kv_dtype)
     for blocks in (1, 3):
-        assert (chunk(33, target, lanes, blocks)[0] == together).all()
+        assert (chunk(33, target, lanes, kv_dtype, blocks)[0] == together).all()
     for t in (0, 15, 16, 32):
-        assert (chunk(33, target, lanes, only=slice(t, t + 1))[0] == together[t]).all()
+        assert (chunk(33, target, lanes, kv_dtype, only=slice(t, t + 1))[0] == together[t]).all()
 
 
 @pytest.mark.parametrize("scale", [0, 1e3], ids=["all alike", "far apart"])
@@ -187,23 +204,28 @@ def projected(model, weights, config, x, positions):
         yield exact, bound
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [("bfloat16", "float32"), ("float16", "float32"), ("float32", "float32"), ("bfloat16", "bfloat16")],
+)
 @pytest.mark.parametrize("rows", [1, 3, 33])
-def test_project_writes_rotated_queries_and_fills_its_positions_pages_only(target, lanes, rows, dtype):
+def test_project_writes_rotated_queries_and_fills_its_positions_pages_only(target, lanes, rows, dtype, kv_dtype):
     model, weights, config = model_of(dtype, heads=6, kv_heads=2)
     # two slots: the first gets a chunk that ends in the middle of a page, the second a single row
     slots = np.array([0] * (rows - 1) + [1])
     positions = np.array([*range(13, 13 + rows - 1), 16])
-    cache = empty_cache(model, 2, 64, 16)
+    cache = empty_cache(model, 2, 64, 16, kv_dtype)
     x = floats(rows, config.hidden, seed=rows)
     q = run_project(target, lanes, plan_of(rows, slot=slots, position=positions), x, model, cache, tile=4)
     (q_exact, q_bound), *stored = projected(model, weights, config, x, positions)
     check(q, q_exact, q_bound)
     for flat, (exact, bound) in zip((cache.keys, cache.values), stored, strict=True):
         view = paged(model, cache, flat)
-        got = view[LAYER, cache.table[slots, positions // 16], :, positions % 16]
+        got = to_float32(view[LAYER, cache.table[slots, positions // 16], :, positions % 16])
+        if kv_dtype == "bfloat16":  # of whose eight bits half the last one is lost
+            bound = bound + 2**-8 * (np.abs(exact) + bound)
         check(got, exact, bound)
-        assert (~np.isnan(flat)).sum() == got.size
+        assert (~np.isnan(to_float32(flat))).sum() == got.size
 
 
 def test_a_projected_row_has_the_same_bits_in_any_batch_tile_and_grid(target, lanes):
@@ -234,12 +256,13 @@ def project_then_attend(block, plan, rows, layer, model, cache, x, q, attended):
     attention.attend(block, plan, rows, layer, model, cache, q, attended, False)
 
 
-def test_what_is_projected_in_pieces_is_attended_as_if_it_had_come_at_once(target, lanes):
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_what_is_projected_in_pieces_is_attended_as_if_it_had_come_at_once(target, lanes, kv_dtype):
     model, *_ = model_of("bfloat16", heads=4, kv_heads=2, head_dim=24)
     x, size = floats(20, model.hidden, seed=7), 4 * 24
 
     def run(pieces):
-        cache, attended = empty_cache(model, 1, 32, 16), nans(20 * size)
+        cache, attended = empty_cache(model, 1, 32, 16, kv_dtype), nans(20 * size)
         for piece in np.split(np.arange(20), pieces):
             rows = len(piece)
             q, part = nans(rows * size), nans(rows * size)
@@ -260,3 +283,4 @@ def test_the_cost_of_attention_is_that_counted_by_hand():
     # 2 rows that see 5 positions each, 6 heads over 3 kv heads of 4: keys and values are 4 bytes a number;
     # a score and a share of the sum are a product and a sum for each of 4 numbers, position and head
     assert attention.cost(2, 5, 6, 3, 4) == (2 * 5 * 3 * 4 * 4 * 2, 2 * 5 * 6 * 4 * 2 * 2)
+    assert attention.cost(2, 5, 6, 3, 4, kv_bytes=2) == (2 * 5 * 3 * 4 * 2 * 2, 2 * 5 * 6 * 4 * 2 * 2)

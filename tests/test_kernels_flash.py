@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
-from kernel_bench import floats, model_of, nans, plan_of, poison_arena, row_values
+from kernel_bench import KV_DTYPES, floats, kept_exactly, model_of, nans, plan_of, poison_arena, row_values
 from test_kernels_attention import LAYER, SPARE, empty_cache, put
 
 from blink_ref.kernels import attention, flash
+from blink_ref.model.tensorfile import from_float32
+from blink_ref.model.weights import STORED_AS
 from blink_ref.simt import aligned, device, launch
 from blink_ref.simt.vocabulary import (
     TILE_GAP,
@@ -61,17 +63,22 @@ def close(target, chunks, given, q, attended):
 SHAPES = [(32, 2, 1), (64, 1, 3), (64, 2, 4), (96, 1, 2), (128, 1, 8), (256, 1, 1)]
 
 
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("page_size", [16, 64, 256])
 @pytest.mark.parametrize(("head_dim", "kv_heads", "group"), SHAPES)
-def test_rows_in_tiles_see_their_own_positions_and_no_others(target, lanes, head_dim, kv_heads, group, page_size):
+def test_rows_in_tiles_see_their_own_positions_and_no_others(
+    target, lanes, head_dim, kv_heads, group, page_size, kv_dtype
+):
     """Chunks of prompts from their start and from the middle, and single rows, of requests of all lengths."""
     chunks = [(2, 0, 1), (0, 131, 1), (1, 0, 33), (3, 127, 2), (4, 60, 50)]
     if target == "python":
         chunks = [(2, 0, 1), (0, 131, 1), (1, 3, 6)]
     model, *_ = model_of(heads=kv_heads * group, kv_heads=kv_heads, head_dim=head_dim)
     lengths = {slot: at + n for slot, at, n in chunks}
-    cache = empty_cache(model, max(lengths) + 1, max(lengths.values()), page_size)
-    given = {slot: floats(2, n, kv_heads, head_dim, seed=slot) for slot, n in lengths.items()}
+    cache = empty_cache(model, max(lengths) + 1, max(lengths.values()), page_size, kv_dtype)
+    given = {
+        slot: kept_exactly(floats(2, n, kv_heads, head_dim, seed=slot), kv_dtype) for slot, n in lengths.items()
+    }
     for slot, (keys, values) in given.items():
         put(model, cache, slot, keys, values)
     q = floats(sum(n for _, _, n in chunks), kv_heads * group, head_dim, seed=9)
@@ -80,14 +87,16 @@ def test_rows_in_tiles_see_their_own_positions_and_no_others(target, lanes, head
     assert np.array_equal(before, (cache.keys, cache.values), equal_nan=True)
 
 
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("target", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-def test_a_long_chunk_far_into_a_prompt(target, lanes):
+def test_a_long_chunk_far_into_a_prompt(target, lanes, kv_dtype):
     """Several tiles of rows, over several tiles of positions, with scores that grow and grow."""
     model, *_ = model_of(heads=4, kv_heads=1, head_dim=64)
     chunks, n = [(0, 300, 150)], 450
-    cache = empty_cache(model, 1, n, 32)
+    cache = empty_cache(model, 1, n, 32, kv_dtype)
     keys, values = floats(2, n, 1, 64, seed=1)
     keys *= np.linspace(0.1, 4, n, dtype=np.float32)[:, None, None]
+    keys, values = kept_exactly(keys, kv_dtype), kept_exactly(values, kv_dtype)
     put(model, cache, 0, keys, values)
     q = floats(150, 4, 64, seed=2)
     close(target, chunks, {0: (keys, values)}, q, attend(target, lanes, model, cache, chunks, q))
@@ -135,20 +144,25 @@ def products(block, a, b, weights, rows, across, n, dots, mixed):
         e += block_threads()
 
 
+@pytest.mark.parametrize("dtype", KV_DTYPES)
 @pytest.mark.parametrize("warps", [2, 16])
 @pytest.mark.parametrize(
     ("rows", "across", "n"), [(128, 128, 64), (1, 32, 32), (33, 96, 96), (17, 64, 96), (20, 32, 96)]
 )
-def test_products_of_tiles(target, rows, across, n, warps):
+def test_products_of_tiles(target, rows, across, n, warps, dtype):
+    """`dtype` is that of the tile on the right, which stands for keys and values."""
     if target == "python":
         rows = min(rows, 5)
     lanes = {"python": 4, "cpu": 1, "cuda": 32 * warps}[target]
     a, b, weights, mixed = (
         floats(*shape, seed=seed) for seed, shape in enumerate([(rows, n), (across, n), (rows, across), (rows, n)])
     )
+    b = kept_exactly(b, dtype)
+    stored = aligned(b.size, STORED_AS[dtype])
+    stored[:] = from_float32(b.reshape(-1), stored.dtype)
     dots, given = aligned(rows * across, np.float32), mixed.copy()
     shared = 64 + 3 * 128 * (n + TILE_GAP) + 32 * 4 * (across + TILE_GAP)
-    args = a.reshape(-1), b.reshape(-1), weights.reshape(-1), rows, across, n, dots, mixed.reshape(-1)
+    args = a.reshape(-1), stored, weights.reshape(-1), rows, across, n, dots, mixed.reshape(-1)
     launch(products, 1, lanes, *args, target=target, shared=shared)
     a, b, weights, given = (x.astype(np.float64) for x in (a, b, weights, given))
     for got, exact, size in (

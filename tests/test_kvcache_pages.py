@@ -162,10 +162,13 @@ def test_the_first_pages_taken_are_the_first_of_the_pool_and_the_last_let_go_is_
     assert seen == [[0, 8], [1, 7], [2, 6], [2, 7], [1, 6]]
 
 
-def test_a_new_cache_has_all_pages_free_and_a_table_for_the_whole_context():
-    cache = pages.allocate(layers=2, kv_heads=3, head_dim=8, slots=5, context=33, pages=7, page_size=16)
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+def test_a_new_cache_has_all_pages_free_and_a_table_for_the_whole_context(dtype):
+    cache = pages.allocate(
+        layers=2, kv_heads=3, head_dim=8, slots=5, context=33, pages=7, page_size=16, dtype=dtype
+    )
     assert cache.keys.shape == cache.values.shape == (2 * 7 * 3 * 16 * 8,)
-    assert cache.keys.dtype == cache.values.dtype == np.float32
+    assert cache.keys.dtype == cache.values.dtype == dtype
     assert not np.shares_memory(cache.keys, cache.values)
     assert cache.table.shape == cache.chain.shape == (5, 3)
     assert sorted(cache.free.tolist()) == list(range(7))

@@ -202,10 +202,12 @@ def run(seed: int) -> list[Count]:
     """The engine from its launch to its end, in the interleaving of a seed; raises the first finding.
 
     Where the seed is odd, the scheduler has a block of its own; where half of it is odd, steps of more than
-    IN_TILES rows are computed in tiles, and others from the stream of packed weights.
+    IN_TILES rows are computed in tiles, and others from the stream of packed weights; where a quarter of it is
+    odd, keys and values are bfloat16.
     """
     own, in_tiles = seed % 2, IN_TILES if seed // 2 % 2 else 0
-    settings = replace(SETTINGS, blocks=SETTINGS.blocks + own, scheduler_block=own == 1)
+    kv_dtype = "bfloat16" if seed // 4 % 2 else "float32"
+    settings = replace(SETTINGS, blocks=SETTINGS.blocks + own, scheduler_block=own == 1, kv_dtype=kv_dtype)
     if in_tiles:  # a block that computes alone has more than one tile
         shared = max(tiles.arena(MODEL.head_dim), stream.arena(IN_TILES, WARPS, MODEL.head_dim, PAGE_SIZE))
         settings = replace(settings, blocks=SETTINGS.blocks, shared=shared, stream_rows=IN_TILES)

@@ -8,7 +8,7 @@ from ..kernels import packing, stream, tiles
 from ..kernels.tensors import Activations, Model
 from ..kvcache import pages
 from ..model.config import ModelConfig, rope_table
-from ..model.weights import Weights
+from ..model.weights import STORED_AS, Weights
 from ..ring.device import Window
 from ..ring.layout import MOST_LOGPROBS, Layout
 from ..scheduler import state
@@ -156,6 +156,7 @@ def arguments(
             s.pages,
             s.page_size,
             s.sharing,
+            STORED_AS[s.kv_dtype],
         ),
         device_model(config, weights, s.context, in_tiles, streamed, packed, table),
         activations(config, s.rows, s.running, s.blocks if in_tiles else 1),

@@ -24,6 +24,12 @@ MOST_BLOCKS = 64
 WEIGHT_BYTES = 2
 """Of a bfloat16, the only one that is packed."""
 
+KV_BYTES = {"float32": 4, "bfloat16": 2}
+"""What keys and values can be stored as, and the bytes of a number."""
+
+KV_DTYPE = {"cuda": "float32", "cpu": "float32", "python": "float32"}
+"""What they are stored as where nobody asks for another, by target."""
+
 MANY = 32
 """Blocks from which on one that does not compute is hardly missed."""
 
@@ -61,6 +67,9 @@ class Settings:
     the same effect on tokens; 0 = no step is"""
     sharing: bool = True
     """whether requests that begin alike share pages"""
+    kv_dtype: str = "float32"
+    """what keys and values are stored as: float32, or bfloat16, which takes half the room and of each number keeps
+    8 bits, so that tokens may differ"""
 
     @property
     def warps(self) -> int:
@@ -68,11 +77,23 @@ class Settings:
         width = {"cuda": 32, "cpu": 1, "python": WARP_WIDTH}[self.target]
         return -(-self.lanes // width)
 
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of a number of the KV cache."""
+        return KV_BYTES[self.kv_dtype]
+
     def __post_init__(self) -> None:
+        check_kv_dtype(self.kv_dtype)
         if self.scheduler_block and self.blocks < 2:
             raise BlinkError(
                 "--scheduler-block takes a block for itself, and there is one in all; add --sms 2, or leave it out"
             )
+
+
+def check_kv_dtype(kv_dtype: str) -> None:
+    """Raises BlinkError where keys and values cannot be stored as that."""
+    if kv_dtype not in KV_BYTES:
+        raise BlinkError(f"--kv-dtype is '{kv_dtype}'; keys and values are stored as {' or '.join(KV_BYTES)}")
 
 
 def choose(
@@ -82,6 +103,7 @@ def choose(
     cache_bytes: int = 0,
     scheduler_block: bool | None = None,
     batch_invariant: bool = False,
+    kv_dtype: str | None = None,
 ) -> Settings:
     """Settings for a model on a target of this machine.
 
@@ -89,8 +111,11 @@ def choose(
     (0 = 1 GiB on the CPU, a third of the free memory on a GPU). With `scheduler_block` one of the blocks only
     schedules; None = on a GPU, if there are MANY. `batch_invariant`: a request's tokens never depend on what is
     computed beside it, which on a GPU makes steps of many rows slower (docs/architecture.md: "One source, three
-    targets"). Raises BlinkError where the model cannot fit.
+    targets"). `kv_dtype`: see :class:`Settings`; None = KV_DTYPE of the target. Raises BlinkError where the model
+    cannot fit, or keys and values cannot be stored so.
     """
+    kv_dtype = kv_dtype or KV_DTYPE[target]
+    check_kv_dtype(kv_dtype)
     if sms < 0:
         raise BlinkError(f"--sms is {sms}; give the number of blocks, or 0 for all")
     context = min(config.context, 8192)
@@ -130,7 +155,7 @@ def choose(
             f"model '{config.name}' needs {4 * needed} bytes of shared memory a block for a row of {width}; "
             f"this GPU gives {4 * shared}; choose a smaller model"
         )
-    page_bytes = 8 * config.layers * config.kv_heads * config.head_dim * page_size
+    page_bytes = 2 * KV_BYTES[kv_dtype] * config.layers * config.kv_heads * config.head_dim * page_size
     most = running * pages_spec(context, page_size)
     pages = max(pages_spec(context, page_size), min(most, cache_bytes // page_bytes))
     slots = 64 if target == "python" else 4096
@@ -149,4 +174,5 @@ def choose(
         scheduler_block=scheduler_block,
         tiles=tiles.FEW if fast else 0,
         stream_rows=stream.MOST_ROWS if streams else 0,
+        kv_dtype=kv_dtype,
     )

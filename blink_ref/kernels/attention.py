@@ -26,6 +26,7 @@ from ..simt.vocabulary import (
     lane_id,
     lane_max,
     lane_sum,
+    narrow_put,
     opaque,
     row_dots_of_two,
     row_mix,
@@ -121,7 +122,10 @@ def put_pair(plan, row, layer, head, i, a, b, model, cache, q):
 
 @device
 def store_pair(page, inside, row, layer, head, i, a, b, model, cache, q):
-    """One lane: a rotated pair of a row of queries, or of a key or value, to its place in a page."""
+    """One lane: a rotated pair of a row of queries, or of a key or value, to its place in a page.
+
+    There it is rounded, if the cache holds bfloat16.
+    """
     d, heads, kv_heads = i64(model.head_dim), i64(model.heads), i64(model.kv_heads)
     half = d >> 1
     if head < heads:
@@ -130,12 +134,12 @@ def store_pair(page, inside, row, layer, head, i, a, b, model, cache, q):
         q[at + half] = b
     elif head < heads + kv_heads:
         at = page_start(cache, model, layer, page, head - heads) + inside * d + i
-        cache.keys[at] = a
-        cache.keys[at + half] = b
+        narrow_put(cache.keys, at, a)
+        narrow_put(cache.keys, at + half, b)
     else:
         at = page_start(cache, model, layer, page, head - heads - kv_heads) + inside * d + i
-        cache.values[at] = a
-        cache.values[at + half] = b
+        narrow_put(cache.values, at, a)
+        narrow_put(cache.values, at + half, b)
 
 
 @device
@@ -279,11 +283,12 @@ def arena(head_dim: int, page_size: int, warps_in_block: int) -> int:
 
 
 def cost(
-    rows: int, positions: int, heads: int, kv_heads: int, head_dim: int, requests: int = 0
+    rows: int, positions: int, heads: int, kv_heads: int, head_dim: int, requests: int = 0, kv_bytes: int = 4
 ) -> tuple[int, int]:
-    """(bytes, FLOPs) of :func:`attend` for rows that each see `positions`: float32 keys and values once.
+    """(bytes, FLOPs) of :func:`attend` for rows that each see `positions`: keys and values once.
 
-    Rows of the same of so many requests (0: each row is one) share what they read.
+    Rows of the same of so many requests (0: each row is one) share what they read. `kv_bytes`: of a number of the
+    cache.
     """
-    read = 8 * (requests or rows) * positions * kv_heads * head_dim
+    read = 2 * kv_bytes * (requests or rows) * positions * kv_heads * head_dim
     return read, 4 * rows * positions * heads * head_dim

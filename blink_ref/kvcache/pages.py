@@ -29,7 +29,7 @@ class Cache(NamedTuple):
     """Keys and values in pages, who holds which, and what is in them."""
 
     keys: Any
-    """float32, flat [layers, pages, K, P, d]"""
+    """float32, or uint16 that are the bits of bfloat16; flat [layers, pages, K, P, d]"""
     values: Any
     """the same"""
     table: Any
@@ -76,8 +76,12 @@ def allocate(
     pages: int,
     page_size: int,
     sharing: bool = True,
+    dtype: Any = np.float32,
 ) -> Cache:
-    """A cache with all pages free. Untouched pages cost no memory: the arrays are zero pages until written."""
+    """A cache with all pages free; `dtype` is that of keys and values, float32 or uint16 (bfloat16 bits).
+
+    Untouched pages cost no memory: the arrays are zero pages until written.
+    """
 
     def i32s(*shape):
         return np.zeros(shape, np.int32)
@@ -87,8 +91,8 @@ def allocate(
     newer, older = i32s(pages + 1), np.full(pages + 1, NOWHERE, np.int32)
     newer[pages] = older[pages] = pages
     return Cache(
-        keys=np.zeros(size, np.float32),
-        values=np.zeros(size, np.float32),
+        keys=np.zeros(size, dtype),
+        values=np.zeros(size, dtype),
         table=i32s(slots, most),
         chain=np.zeros((slots, most), np.uint64),
         references=i32s(pages),
