@@ -1,6 +1,6 @@
 # make demo: a real model answers, through ring, persistent kernel and paged cache
 # make test: the tests (CPU only); make test-cuda: those that need a GPU
-# make compile-all: the kernel, compiled for each compute capability and type of weights, with no GPU
+# make compile-all: the kernel, compiled for each compute capability and type of numbers, with no GPU
 # make soak: random histories of the engine, 20,000 of them
 # make mutants: what the checker says when one barrier, acquire or release is left out of the engine
 # make bench: figures of this machine, stored; make bench-compare: measured again, beside the stored ones

@@ -15,20 +15,23 @@ from blink_ref.simt.assembler import Report
 
 CAPABILITIES = [(9, 0), (8, 0), (7, 5)]
 """`make compile-all` compiles for all that there are, and weights of other types."""
+KERNELS = [*((cc, "bfloat16", command.KV_DTYPE) for cc in CAPABILITIES), command.ALL[-1]]
+"""Each with the types of weights, and of keys and values; the last one with the other of these."""
 
 pytest.importorskip("numba_cuda", reason="needs numba-cuda and ptxas: pip install 'blink-ref[cuda13]'")
 
 
 @pytest.fixture(scope="module")
 def compiled():
-    """PTX and report of each of CAPABILITIES: most of a minute each, at once."""
-    with ProcessPoolExecutor(len(CAPABILITIES), multiprocessing.get_context("spawn")) as pool:
-        return dict(zip(CAPABILITIES, pool.map(command.compile_kernel, CAPABILITIES), strict=True))
+    """PTX and report of each of KERNELS: most of a minute each, at once."""
+    with ProcessPoolExecutor(len(KERNELS), multiprocessing.get_context("spawn")) as pool:
+        return dict(zip(KERNELS, pool.map(command.compile_kernel, *zip(*KERNELS, strict=True)), strict=True))
 
 
-@pytest.mark.parametrize("cc", CAPABILITIES, ids=capability.name)
-def test_the_persistent_kernel_has_no_spill_no_local_memory_and_no_double_precision(compiled, cc):
-    ptx, report = compiled[cc]
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: f"{capability.name(kernel[0])}-{kernel[2]}")
+def test_the_persistent_kernel_has_no_spill_no_local_memory_and_no_double_precision(compiled, kernel):
+    ptx, report = compiled[kernel]
+    cc, _, kv_dtype = kernel
     assert report.faults() == []
     assert f".target sm_{cc[0]}{cc[1]}" in ptx
     assert report.max_threads >= CUDA_LANES
@@ -36,6 +39,7 @@ def test_the_persistent_kernel_has_no_spill_no_local_memory_and_no_double_precis
     assert "barrier.sync" in ptx
     for text in ("mma.sync", "cp.async.bulk", "ldmatrix", "ld.shared.v4.b32"):
         assert (text in ptx) == (cc >= (9, 0)), text
+    assert ("cvt.rn.bf16.f32" in ptx) == (kv_dtype == "bfloat16")
 
 
 def test_each_fault_of_a_kernel_is_named():
@@ -47,8 +51,8 @@ def test_each_fault_of_a_kernel_is_named():
 
 
 def test_the_command_reports_in_json(compiled, capsys, monkeypatch):
-    monkeypatch.setattr(command, "compile_kernel", lambda cc, dtype: compiled[cc])
-    assert command.main(["--cc", "9.0", "--json"]) == 0
+    monkeypatch.setattr(command, "compile_kernel", lambda *kernel: compiled[kernel])
+    assert command.main(["--cc", "9.0", "--kv-dtype", "bfloat16", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert {"registers", "spill_bytes", "local_bytes", "shared_bytes", "f64"} <= report.keys()
     assert 0 < report["registers"] <= 128
@@ -68,18 +72,19 @@ def test_the_command_compiles_for_all_and_tells_of_faults(compiled, capsys, monk
         def __exit__(self, *_):
             pass
 
-    def kernel(cc, dtype):
-        _, report = compiled[9, 0]
+    def kernel(cc, *_):
+        _, report = compiled[KERNELS[0]]
         return "", replace(report, cc=f"{cc[0]}.{cc[1]}", spill_bytes=8 * (cc == (12, 0)))
 
     monkeypatch.setattr(command, "ProcessPoolExecutor", Here)
     monkeypatch.setattr(command, "compile_kernel", kernel)
     assert command.main(["--all"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    capabilities = [[capability.name(cc), "bfloat16"] for cc in capability.SHARED_LIMIT]
-    assert [line.split()[:2] for line in lines] == [*capabilities, ["9.0", "float16"], ["9.0", "float32"]]
+    assert [line.split()[:3] for line in lines] == [[capability.name(cc), *types] for cc, *types in command.ALL]
+    assert {cc for cc, *_ in command.ALL} == set(capability.SHARED_LIMIT)
+    registers = compiled[KERNELS[0]][1].registers
     assert [line for line in lines if not line.endswith("no fault")] == [
-        f"12.0  bfloat16   {compiled[9, 0][1].registers} registers  8 bytes of spilled registers"
+        f"12.0  bfloat16  {command.KV_DTYPE:9}  {registers} registers  8 bytes of spilled registers"
     ]
 
 
