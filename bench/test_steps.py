@@ -55,7 +55,9 @@ def test_decode_step(benchmark, model, batch, threads):
     bench.desk.read()
     tokens = sum(len(answer.tokens) for answer in bench.desk.answers.values()) - before
     benchmark.pedantic(work, rounds=ROUNDS, warmup_rounds=1)
-    cost = costs.step(bench.config, batch, batch, PROMPT + STEPS * (ROUNDS + 2) // 2)
+    cost = costs.step(
+        bench.config, batch, batch, PROMPT + STEPS * (ROUNDS + 2) // 2, kv_bytes=bench.settings.kv_bytes
+    )
     most = ceilings.measure(bench.model.weights, threads)
     report(benchmark, cost, most, STEPS, batch=batch, weight_bytes_read=read)
     assert tokens == batch
@@ -78,7 +80,7 @@ def test_prefill(benchmark, model, prompt, threads):
         ring(bench, 1, prompt, 1)
 
     benchmark.pedantic(work, setup=setup, rounds=5, warmup_rounds=1)
-    cost = costs.prefill(bench.config, prompt, bench.settings.rows)
+    cost = costs.prefill(bench.config, prompt, bench.settings.rows, bench.settings.kv_bytes)
     most = ceilings.measure(bench.model.weights, threads)
     report(benchmark, cost, most, prompt=prompt, rows_in_a_step=bench.settings.rows)
     if benchmark.stats is not None:

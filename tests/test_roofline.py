@@ -34,6 +34,14 @@ def test_rows_of_one_request_read_its_positions_once():
     assert (apart, flops) == (8 * shared, same)
 
 
+def test_keys_and_values_in_half_the_room_take_half_the_reads():
+    config, _ = load("tiny")
+    wide, narrow = (costs.phases(config, 8, 0, 10, kv_bytes=size)["attend"] for size in (4, 2))
+    assert (wide[0], wide[1]) == (2 * narrow[0], narrow[1])
+    parts = costs.phases(config, 3, 2, 10, kv_bytes=2)
+    assert costs.step(config, 3, 2, 10, kv_bytes=2) == costs.total(list(parts.values()))
+
+
 def test_the_least_time_is_the_memorys_or_the_arithmetics_and_the_memorys_where_that_is_not_known():
     assert Ceilings(10.0, 100.0).seconds(20, 50) == 2.0
     assert Ceilings(10.0, 100.0).seconds(20, 500) == 5.0

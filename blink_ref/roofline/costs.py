@@ -10,11 +10,13 @@ Cost = tuple[int, int]
 """(bytes, FLOPs)"""
 
 
-def phases(config: ModelConfig, rows: int, samples: int, positions: int, requests: int = 0) -> dict[str, Cost]:
+def phases(
+    config: ModelConfig, rows: int, samples: int, positions: int, requests: int = 0, kv_bytes: int = 4
+) -> dict[str, Cost]:
     """Of a step of `rows` rows that see `positions` positions each on average, of which `samples` get a token.
 
-    The rows are of so many requests; 0: each is of another. By name, as in ring.layout.PHASES; scheduling, which
-    reads no weights, is left out.
+    The rows are of so many requests; 0: each is of another. `kv_bytes`: of a number of the KV cache. By name, as
+    in ring.layout.PHASES; scheduling, which reads no weights, is left out.
     """
     hidden, d, heads, kv_heads = config.hidden, config.head_dim, config.heads, config.kv_heads
     q, k, v, out, _, _, down = layer_shapes(config)
@@ -22,7 +24,7 @@ def phases(config: ModelConfig, rows: int, samples: int, positions: int, request
     turned = rope.cost(rows, heads + kv_heads, d)
     layer = {
         "project": [norm, *(linear.cost(rows, *shape) for shape in (q, k, v)), turned],
-        "attend": [attention.cost(rows, positions, heads, kv_heads, d, requests)],
+        "attend": [attention.cost(rows, positions, heads, kv_heads, d, requests, kv_bytes)],
         "output": [linear.cost(rows, *out)],
         "gate, up": [norm, mlp.cost(rows, hidden, config.ffn)],
         "down": [linear.cost(rows, *down)],
@@ -35,17 +37,19 @@ def phases(config: ModelConfig, rows: int, samples: int, positions: int, request
     return found
 
 
-def step(config: ModelConfig, rows: int, samples: int, positions: int, requests: int = 0) -> Cost:
+def step(
+    config: ModelConfig, rows: int, samples: int, positions: int, requests: int = 0, kv_bytes: int = 4
+) -> Cost:
     """All of :func:`phases`."""
-    return total(list(phases(config, rows, samples, positions, requests).values()))
+    return total(list(phases(config, rows, samples, positions, requests, kv_bytes).values()))
 
 
-def prefill(config: ModelConfig, prompt: int, rows: int) -> Cost:
+def prefill(config: ModelConfig, prompt: int, rows: int, kv_bytes: int = 4) -> Cost:
     """A prompt taken in steps of up to `rows` rows, and its first token."""
     steps = []
     for first in range(0, prompt, rows):
         end = min(prompt, first + rows)
-        steps.append(step(config, end - first, int(end == prompt), (first + end + 1) // 2, 1))
+        steps.append(step(config, end - first, int(end == prompt), (first + end + 1) // 2, 1, kv_bytes))
     return total(steps)
 
 

@@ -76,8 +76,8 @@ def works(config: ModelConfig, context: int, batches: list[int], prompt: int) ->
     return [*decoding, Work(0, min(prompt, context - 1))]
 
 
-def measure(window: Window, config: ModelConfig, work: Work) -> Figures:
-    """Have it done, and see how long its steps took.
+def measure(window: Window, config: ModelConfig, work: Work, kv_bytes: int = 4) -> Figures:
+    """Have it done, and see how long its steps took. `kv_bytes`: of a number of the KV cache.
 
     Steps of several kinds of rows, in which some still have their prompts computed, do not count.
     """
@@ -104,7 +104,7 @@ def measure(window: Window, config: ModelConfig, work: Work) -> Figures:
         for _ in range(1 + ROUNDS):
             nic.submit(prompt(work.tokens), 1, ignore_eos=True)
             watch()
-    return _figures(config, work, list(seen.values()))
+    return _figures(config, work, list(seen.values()), kv_bytes)
 
 
 def _gather(window: Window, seen: dict[int, tuple[Step, float]], first: int) -> float:
@@ -122,7 +122,7 @@ def _gather(window: Window, seen: dict[int, tuple[Step, float]], first: int) -> 
     return min(max(last * HISTORY / 4, SHORTEST), LONGEST)
 
 
-def _figures(config: ModelConfig, work: Work, seen: list[tuple[Step, float]]) -> Figures:
+def _figures(config: ModelConfig, work: Work, seen: list[tuple[Step, float]], kv_bytes: int = 4) -> Figures:
     if work.requests:
         rows = work.requests
         kept = [(step, at) for step, at in seen if step.decode == rows and not step.prefill]
@@ -135,7 +135,7 @@ def _figures(config: ModelConfig, work: Work, seen: list[tuple[Step, float]]) ->
     if not kept:
         raise BlinkError(f"no step did {work.name} alone; ask for fewer with --requests")
     samples = int(np.median([step.samples for step, _ in kept]))
-    known = costs.phases(config, rows, samples, positions, work.requests or 1)
+    known = costs.phases(config, rows, samples, positions, work.requests or 1, kv_bytes)
     ns = np.median([step.phases for step, _ in kept], 0)
     phases = [Phase(name, t / 1e9, *known.get(name, (0, 0))) for name, t in zip(PHASES, ns, strict=True)]
     whole = float(np.median([step.ns for step, _ in kept])) / 1e9
