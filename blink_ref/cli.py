@@ -182,6 +182,11 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="a request's tokens never depend on what is computed beside it; slower on a GPU: no tensor cores",
     )
+    parser.add_argument(
+        "--kv-dtype",
+        choices=["float32", "bfloat16"],
+        help="how keys and values are stored; bfloat16 takes half the room, but rounds (default: engine's choice)",
+    )
 
 
 def _add_model(commands: Any) -> None:

@@ -182,6 +182,7 @@ def main() -> int:
     parser.add_argument("--debug", action="store_true")
     parser.add_argument("--scheduler-block", action=argparse.BooleanOptionalAction)
     parser.add_argument("--batch-invariant", action="store_true")
+    parser.add_argument("--kv-dtype")
     args = parser.parse_args()
     script = Script(**json.loads(os.environ.get("FAKE_ENGINE", "{}")))
     stop = threading.Event()

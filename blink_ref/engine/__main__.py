@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     parent = _Parent()
     try:
         chosen = choose_target(options.target), options.sms, options.scheduler_block, options.batch_invariant
-        engine = Engine.load(Path(options.model), *chosen)
+        engine = Engine.load(Path(options.model), *chosen, options.kv_dtype)
     except (BlinkError, MemoryError) as error:
         return _fail(error, options.debug)
     parent.engine = engine
@@ -90,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sms", type=int, default=0, help="blocks; 0 = all SMs or cores")
     parser.add_argument("--scheduler-block", action=argparse.BooleanOptionalAction, help="block 0 only schedules")
     parser.add_argument("--batch-invariant", action="store_true", help="no tensor cores")
+    parser.add_argument("--kv-dtype", help="float32 or bfloat16: of keys and values")
     parser.add_argument("--debug", action="store_true", help="tracebacks")
     return parser
 

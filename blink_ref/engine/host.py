@@ -31,6 +31,7 @@ class Engine:
         sms: int = 0,
         scheduler_block: bool | None = None,
         batch_invariant: bool = False,
+        kv_dtype: str | None = None,
     ) -> "Engine":
         """Load the model in folder `path` for a target that this machine has; creates the window.
 
@@ -39,7 +40,12 @@ class Engine:
         config = ModelConfig.load(path)
         weights = Weights.load(path, config)
         chosen = settings.choose(
-            config, target, sms, scheduler_block=scheduler_block, batch_invariant=batch_invariant
+            config,
+            target,
+            sms,
+            scheduler_block=scheduler_block,
+            batch_invariant=batch_invariant,
+            kv_dtype=kv_dtype,
         )
         return cls(config, weights, chosen, Window.create(memory.window_layout(config, chosen)))
 

@@ -61,19 +61,23 @@ def engine_process(
     debug: bool = False,
     scheduler_block: bool | None = None,
     batch_invariant: bool = False,
+    kv_dtype: str | None = None,
 ) -> Iterator[Engine]:
     """A child process that serves the model in the directory ``model``; left, it is gone.
 
     ``target`` is one of ``auto``, ``cuda``, ``cpu``, ``python``; ``sms`` the number of blocks, 0 = the
     engine's choice; with ``debug`` the engine shows its tracebacks; with ``scheduler_block`` block 0 only
     schedules (None = the engine's choice); with ``batch_invariant`` a request's tokens never depend on what is
-    computed beside it. Waits until the engine serves, with a note on the terminal if that takes long.
+    computed beside it; ``kv_dtype`` is what keys and values are stored as, ``float32`` or ``bfloat16`` (None = the
+    engine's choice). Waits until the engine serves, with a note on the terminal if that takes long.
 
     Raises BlinkError: the engine cannot be started, or does not come to serve.
     """
     options = ["--debug"] * debug + ["--batch-invariant"] * batch_invariant
     if scheduler_block is not None:
         options.append("--scheduler-block" if scheduler_block else "--no-scheduler-block")
+    if kv_dtype is not None:
+        options += ["--kv-dtype", kv_dtype]
     process = _spawn(["--model", str(model), "--target", target, "--sms", str(sms), *options])
     window = None
     try:

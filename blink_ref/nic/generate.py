@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     # Once more when it is submitted, but an engine takes a while to start.
     request_parameters(args, config.context - len(prompt)).check(prompt, config.context, config.vocab)
     with engine_process(
-        path, args.target, args.sms, args.debug, args.scheduler_block, args.batch_invariant
+        path, args.target, args.sms, args.debug, args.scheduler_block, args.batch_invariant, args.kv_dtype
     ) as engine:
         with _output(args, engine, config.name) as show:
             answer = _generate(Nic(engine.window), tokenizer, prompt, args, show)

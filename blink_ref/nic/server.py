@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     with (
         _listen(args.host, args.port) as listener,
         engine_process(
-            path, args.target, args.sms, args.debug, args.scheduler_block, args.batch_invariant
+            path, args.target, args.sms, args.debug, args.scheduler_block, args.batch_invariant, args.kv_dtype
         ) as engine,
     ):
         _announce(args.json, config.name, listener, engine)

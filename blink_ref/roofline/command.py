@@ -4,6 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
+from blink_ref.engine.settings import KV_BYTES, KV_DTYPE
 from blink_ref.errors import BlinkError
 from blink_ref.model.config import ModelConfig
 from blink_ref.model.store import resolve
@@ -23,13 +24,14 @@ def run(args: argparse.Namespace) -> int:
     path = resolve(args.model)
     config = ModelConfig.load(path)
     with engine_process(
-        path, args.target, args.sms, args.debug, args.scheduler_block, args.batch_invariant
+        path, args.target, args.sms, args.debug, args.scheduler_block, args.batch_invariant, args.kv_dtype
     ) as engine:
         ready = engine.ready
         on_gpu = ready.target == "cuda"
         most = Ceilings(ready.bandwidth, 0.0 if on_gpu else multiply_adds(ready.blocks))
         todo = works(config, ready.context, args.requests, args.prompt)
-        figures = [measure(engine.window, config, work) for work in todo]
+        kv_bytes = KV_BYTES[args.kv_dtype or KV_DTYPE[ready.target]]
+        figures = [measure(engine.window, config, work, kv_bytes) for work in todo]
     title = f"{config.name} on {ready.target}, {ready.blocks} block{'s' * (ready.blocks > 1)}"
     Path(args.picture).write_text(picture(figures, most, title))
     if args.json:

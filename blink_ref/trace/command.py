@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     requests = _prepare([*args.prompt, *_lines(args.file)], args.max_tokens, config, tokenizer)
     with (
         engine_process(
-            path, args.target, args.sms, args.debug, args.scheduler_block, args.batch_invariant
+            path, args.target, args.sms, args.debug, args.scheduler_block, args.batch_invariant, args.kv_dtype
         ) as engine,
         Recorder(engine.window) as recorder,
     ):
