@@ -156,9 +156,7 @@ def attend(block, plan, rows, layer, model, cache, q, attended, in_fragments):
     shared, size = block.shared, i64(cache.page_size)
     query = i64(SCRATCH)
     sums = query + d
-    maxima = sums + d * warps()
-    totals = maxima + warps()
-    scores = totals + warps() + ((-2 * i64(warps())) & 3)
+    scores = maxima_at(d) + 2 * warps() + ((-2 * i64(warps())) & 3)
     item = i64(block.id)
     while item < rows * heads:
         head, row = divide(item, rows)  # rows of one head follow each other: what they read is still in the cache
@@ -195,6 +193,8 @@ def attend(block, plan, rows, layer, model, cache, q, attended, in_fragments):
             n_page += warps()
             if n_page < end:
                 page = i32(cache.table[slot, n_page])
+        maxima = maxima_at(d)  # made anew, since the loop has no register for it
+        totals = maxima + warps()
         if lane_id() == 0:
             shared[maxima + warp_id()] = maximum
             shared[totals + warp_id()] = total
@@ -203,6 +203,12 @@ def attend(block, plan, rows, layer, model, cache, q, attended, in_fragments):
             parts = min(end, i64(warps()))
             combine(shared, sums, maxima, totals, parts, d, attended, row, rows, head, heads, in_fragments)
         item += block.blocks
+
+
+@device
+def maxima_at(d):
+    """Where the warps' maxima begin in the arena of :func:`attend`, and behind them their totals."""
+    return i64(SCRATCH) + d + d * warps()
 
 
 @device

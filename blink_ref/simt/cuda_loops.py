@@ -8,7 +8,19 @@ from . import vocabulary as words
 from .cuda_words import access, compiles_for, define, define_by, define_text, is_at_least
 from .lowering import F32, I16, I32, I64, asm, index_argument, is_vector
 from .numba_cuda import cuda
-from .vocabulary import FULL_WARP, block_threads, f32, i64, lane_id, lane_sum, opaque, row_dot, row_dots, thread_id
+from .vocabulary import (
+    FULL_WARP,
+    block_threads,
+    f32,
+    i32,
+    i64,
+    lane_id,
+    lane_sum,
+    opaque,
+    row_dot,
+    row_dots,
+    thread_id,
+)
 
 
 def _keep_rolled():
@@ -465,53 +477,47 @@ _has_registers = compiles_for(900)
 
 @define_by(words.row_mix)
 def _(weight, i, n, rows, j, width, out, k):
-    narrow = rows.dtype == types.uint16
+    halves = rows.dtype == types.uint16
 
     def row_mix(weight, i, n, rows, j, width, out, k):
         # a lane takes four columns; narrow rows leave lanes over, which take every second or fourth row
-        quads = width >> 2
-        groups = 1
+        quads, shift = i32(width >> 2), i32(5)
         if quads <= 16:
-            groups = 2
+            shift = i32(4)
         if quads <= 8:
-            groups = 4
-        lanes = 32 // groups
-        lane, group = lane_id() & (lanes - 1), lane_id() // lanes
-        first = i64(0)
+            shift = i32(3)
+        lanes, groups = i32(1 << shift), i32(32 >> shift)
+        lane, group = i32(lane_id() & (lanes - 1)), i32(lane_id() >> shift)
+        first = i32(0)
         while first < quads:
-            column = (first + lane) << 2
+            column = i32((first + lane) << 2)
             sums = (f32(0.0), f32(0.0), f32(0.0), f32(0.0))
-            p = i64(group)
             if column < width:
-                at, step = j + p * width + column, groups * width
+                of, at, step, left = i + group, j + group * width + column, groups * width, i32(n - group)
                 # as many bytes in flight as of eight rows of float32
-                while narrow and _has_registers() and p + 15 * groups < n:
+                while halves and _has_registers() and left > 15 * groups:
                     _keep_rolled()
                     a, b = _four_rows(rows, at, step), _four_rows(rows, at + 4 * step, step)
                     c, d = _four_rows(rows, at + 8 * step, step), _four_rows(rows, at + 12 * step, step)
-                    sums = _weighted_rows(sums, weight, i + p, groups, a)
-                    sums = _weighted_rows(sums, weight, i + p + 4 * groups, groups, b)
-                    sums = _weighted_rows(sums, weight, i + p + 8 * groups, groups, c)
-                    sums = _weighted_rows(sums, weight, i + p + 12 * groups, groups, d)
-                    at += 16 * step
-                    p += 16 * groups
-                while p + 7 * groups < n:
+                    sums = _weighted_rows(sums, weight, of, groups, a)
+                    sums = _weighted_rows(sums, weight, of + 4 * groups, groups, b)
+                    sums = _weighted_rows(sums, weight, of + 8 * groups, groups, c)
+                    sums = _weighted_rows(sums, weight, of + 12 * groups, groups, d)
+                    of, at, left = of + 16 * groups, at + 16 * step, i32(left - 16 * groups)
+                while left > 7 * groups:
                     _keep_rolled()
                     a, b = _four_rows(rows, at, step), _four_rows(rows, at + 4 * step, step)
-                    sums = _weighted_rows(sums, weight, i + p, groups, a)
-                    sums = _weighted_rows(sums, weight, i + p + 4 * groups, groups, b)
-                    at += 8 * step
-                    p += 8 * groups
-                while p + 3 * groups < n:
+                    sums = _weighted_rows(sums, weight, of, groups, a)
+                    sums = _weighted_rows(sums, weight, of + 4 * groups, groups, b)
+                    of, at, left = of + 8 * groups, at + 8 * step, i32(left - 8 * groups)
+                while left > 3 * groups:
                     _keep_rolled()
-                    sums = _weighted_rows(sums, weight, i + p, groups, _four_rows(rows, at, step))
-                    at += 4 * step
-                    p += 4 * groups
-                while p < n:
+                    sums = _weighted_rows(sums, weight, of, groups, _four_rows(rows, at, step))
+                    of, at, left = of + 4 * groups, at + 4 * step, i32(left - 4 * groups)
+                while left > 0:
                     _keep_rolled()
-                    sums = _weighted(sums, weight[i + p], _four(rows, at))
-                    at += step
-                    p += groups
+                    sums = _weighted(sums, weight[of], _four(rows, at))
+                    of, at, left = of + groups, at + step, i32(left - groups)
             if groups >= 2:
                 sums = _with_lane(sums, 16)
             if groups == 4:
@@ -519,6 +525,6 @@ def _(weight, i, n, rows, j, width, out, k):
             if group == 0 and column < width:
                 old = _four(out, k + column)
                 _store_four(out, k + column, _weighted(old, f32(1.0), sums))
-            first += lanes
+            first = i32(first + lanes)
 
     return row_mix
