@@ -88,7 +88,8 @@ class Steps:
         plan.draw[:n] = plan.position[:n] + 1
         plan.temperature[:n], plan.seed[:n], plan.best[:n] = temperature, seed, LOWEST
         for buffer in act:
-            buffer.fill(np.nan if buffer.dtype == np.float32 else 0)
+            if isinstance(buffer, np.ndarray):
+                buffer.fill(np.nan if buffer.dtype == np.float32 else 0)
         s, made = self.settings, self.bench
         now = int(made.queue.count[state.NOW])
         needed = made.view, made.slots, made.queue, made.plans, now, made.sampling, made.cache, made.model, act

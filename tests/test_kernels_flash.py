@@ -6,6 +6,7 @@ from kernel_bench import KV_DTYPES, floats, kept_exactly, model_of, nans, plan_o
 from test_kernels_attention import LAYER, SPARE, empty_cache, put
 
 from blink_ref.kernels import attention, flash
+from blink_ref.kernels.work_list import list_work
 from blink_ref.model.tensorfile import from_float32
 from blink_ref.model.weights import STORED_AS
 from blink_ref.simt import aligned, device, launch
@@ -28,6 +29,8 @@ CLOSE = {"python": 2e-6, "cpu": 2e-6, "cuda": 4e-5}
 @device
 def attend_alone(block, plan, chunks, layer, model, cache, q, attended):
     poison_arena(block)
+    list_work(block, plan, chunks, False, False, model)
+    barrier()
     flash.attend_in_tiles(block, plan, chunks, layer, model, cache, q, attended)
 
 

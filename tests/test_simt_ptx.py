@@ -39,6 +39,7 @@ from blink_ref.simt.vocabulary import (
     fp16,
     fragment_dots,
     fragment_put,
+    heads_attend,
     i32,
     i64,
     lane_any,
@@ -54,6 +55,7 @@ from blink_ref.simt.vocabulary import (
     mbarrier_init,
     mbarrier_wait,
     mbarriers,
+    mix_of_fours,
     narrow_put,
     opaque,
     rank,
@@ -75,6 +77,7 @@ from blink_ref.simt.vocabulary import (
     tiles_pay,
     u32,
     warp_barrier,
+    warp_copy,
     warp_id,
     warp_width,
     warps,
@@ -144,8 +147,10 @@ def use_every_word(block, floats, halves, stored, words, longs):
     tile_mix(block.shared, q, r, i64(8), i64(32), r, i64(64))
     fragment_put(floats, q, floats[i], floats[r], f32(1.0), f32(2.0))
     fragment_dots(block.shared, q, arena_view(block.shared, i64(4), i64(8), stored), r, i64(3), floats, r, q, True)
-    fours = sum_of_fours(block.shared, q, r, i64(8))
-    floats[i] = fours[0] + fours[3]
+    fours, mixed = sum_of_fours(block.shared, q, r, i64(8)), mix_of_fours(floats, i, block.shared, q, r, i64(8))
+    floats[i] = fours[0] + fours[3] + mixed[1]
+    heads_attend(block.shared, q, False, floats, r, i64(8), i64(64), stored, stored, q, i64(16))
+    warp_copy(block.shared, q, floats, r, i64(64))
     relax(i)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from ..engine import memory
 from ..engine.persistent import serve
 from ..engine.settings import Settings
-from ..kernels import attention, staging, stream, tiles
+from ..kernels import attention, flash_decoding, staging, stream, tiles, work_list
 from ..model.config import ModelConfig
 from ..model.weights import Weights
 from ..ring.layout import BEAT_EVENTS, BEAT_STATE, END, STOPPED, TOKEN, URGENT, unpack_record
@@ -45,6 +45,9 @@ LANES, WARPS, PAGE_SIZE = 6, 2, 4
 
 IN_TILES = 2
 """Rows above which a step is computed in tiles, and up to which from the stream, with half of the seeds."""
+
+CHUNK, PART = 8, 4
+"""Positions of an item of attention, and those that a warp takes at a time."""
 
 STAGED = 4
 """Rows that the arena holds at once, of the 5 in a step; of the wide ones in the MLP it holds one."""
@@ -202,14 +205,17 @@ def run(seed: int) -> list[Count]:
     """The engine from its launch to its end, in the interleaving of a seed; raises the first finding.
 
     Where the seed is odd, the scheduler has a block of its own; where half of it is odd, steps of more than
-    IN_TILES rows are computed in tiles, and others from the stream of packed weights; where a quarter of it is
-    odd, keys and values are bfloat16.
+    IN_TILES rows are computed in tiles, and others from the stream of packed weights; of those, every other keeps
+    keys and values as bfloat16, and cuts the attention of single rows in chunks.
     """
     own, in_tiles = seed % 2, IN_TILES if seed // 2 % 2 else 0
-    kv_dtype = "bfloat16" if seed // 4 % 2 else "float32"
+    in_chunks = in_tiles > 0 and (seed + seed // 4) % 2 == 0
+    kv_dtype = "bfloat16" if in_chunks else "float32"
     settings = replace(SETTINGS, blocks=SETTINGS.blocks + own, scheduler_block=own == 1, kv_dtype=kv_dtype)
     if in_tiles:  # a block that computes alone has more than one tile
-        shared = max(tiles.arena(MODEL.head_dim), stream.arena(IN_TILES, WARPS, MODEL.head_dim, PAGE_SIZE))
+        parts = CHUNK // PART * flash_decoding.part_size(MODEL.head_dim)
+        few = stream.arena(IN_TILES, WARPS, MODEL.head_dim, PAGE_SIZE) + parts
+        shared = max(tiles.arena(MODEL.head_dim), few)
         settings = replace(settings, blocks=SETTINGS.blocks, shared=shared, stream_rows=IN_TILES)
     layout = replace(memory.window_layout(MODEL, settings), outbox=OUTBOX, events=1 << 11)
     nic_half, gpu_half = np.zeros((), layout.nic_half), np.zeros((), layout.gpu_half)
@@ -217,6 +223,10 @@ def run(seed: int) -> list[Count]:
     args = memory.arguments(MODEL, Weights.random(MODEL, seed=1, scale=0.3), settings, window)
     *most, cache, model, act, context = args
     act = act._replace(pieces=memory.poisoned(settings.blocks * DOTS_ROWS * DOTS_ROWS))
+    if in_chunks:
+        rows, chunks = max(SETTINGS.running, IN_TILES), -(-MODEL.context // CHUNK)
+        partial = memory.poisoned(rows * chunks * flash_decoding.part_size(MODEL.head_dim))
+        act = act._replace(partial=partial, arrived=np.zeros(rows, np.int32), most_chunks=chunks)
     args = *most, cache, model._replace(tiles=in_tiles), act, context
     with narrow_pieces():
         return check(
@@ -229,17 +239,26 @@ def run(seed: int) -> list[Count]:
             seed=seed,
             shared=settings.shared,
             outside=[Nic()],
-            unwritten=[cache.keys, cache.values, *act._replace(counts=act.x)],
+            unwritten=[cache.keys, cache.values, *act._replace(counts=act.x, arrived=act.x, most_chunks=act.x)],
         )
 
 
 @contextmanager
 def narrow_pieces() -> Iterator[None]:
-    """Tiles of this model, too, are cut in pieces, and its strips; and no more than two strips' sums wait."""
-    columns, tiles.COLUMNS = tiles.COLUMNS, 4
-    piece, stream.PIECE = stream.PIECE, 1
-    slots, stream.MOST_SLOTS = stream.MOST_SLOTS, 2
+    """Tiles of this model, too, are cut in pieces, its strips, its texts; and two strips' sums wait at most."""
+    changes = [
+        (tiles, "COLUMNS", 4),
+        (stream, "PIECE", 1),
+        (stream, "MOST_SLOTS", 2),
+        (work_list, "CHUNK", CHUNK),
+        (flash_decoding, "CHUNK", CHUNK),
+        (flash_decoding, "PART", PART),
+    ]
+    before = [getattr(module, name) for module, name, _ in changes]
     try:
+        for module, name, value in changes:
+            setattr(module, name, value)
         yield
     finally:
-        tiles.COLUMNS, stream.PIECE, stream.MOST_SLOTS = columns, piece, slots
+        for (module, name, _), value in zip(changes, before, strict=True):
+            setattr(module, name, value)

@@ -5,10 +5,12 @@ from ..kernels.attention import attend, project
 from ..kernels.embedding import embedding
 from ..kernels.filters import draw_filtered
 from ..kernels.flash import attend_in_tiles
+from ..kernels.flash_decoding import attend_in_chunks
 from ..kernels.linear import add_linear
 from ..kernels.logits import forget_draws, logits_and_draw
 from ..kernels.mlp import gate_up
 from ..kernels.tensors import DOWN, OUT
+from ..kernels.work_list import list_work
 from ..scheduler.pause import copy_stream, watch
 from ..scheduler.sight import (
     ATTENDED,
@@ -23,8 +25,8 @@ from ..scheduler.sight import (
     timed_layer,
 )
 from ..scheduler.state import CHUNKS, FILTERED, FIRST_LAYER, INTERRUPTED, ROWS, SAMPLES, SPARE, plan_of
-from ..simt import device, grid_barrier
-from ..simt.vocabulary import barrier, i32, i64, opaque
+from ..simt import device, grid_arrive, grid_barrier, grid_wait
+from ..simt.vocabulary import barrier, block_threads, i32, i64, opaque, thread_id
 
 
 @device
@@ -35,7 +37,7 @@ def forward(block, window, slots, queue, plans, now, sampling, cache, model, act
     """
     plan = plan_of(plans, now)
     rows, first_layer = i64(plan.count[ROWS]), i64(plan.count[FIRST_LAYER])
-    stage, parity, streamed = begin_stream(block, plan, rows, first_layer, model, model.packed)
+    stage, parity, streamed = begin_stream(block, plan, rows, first_layer, model, act, model.packed)
     forget_draws(block, plan, i64(plan.count[SAMPLES]))
     if first_layer == 0:
         embedding(block, plan, plan_of(plans, queue.count[SPARE]), rows, model, act.x)
@@ -65,8 +67,8 @@ def forward(block, window, slots, queue, plans, now, sampling, cache, model, act
 
 
 @device
-def begin_stream(block, plan, rows, first_layer, model, packed):
-    """Ask for the first weights of a step, if it is computed from the stream.
+def begin_stream(block, plan, rows, first_layer, model, act, packed):
+    """List the attention's work, and ask for the first weights of a step, if it is computed from the stream.
 
     Returns the stage to wait for and its parity, and whether there is one.
     """
@@ -75,6 +77,9 @@ def begin_stream(block, plan, rows, first_layer, model, packed):
         streamed = stream.wanted(model, rows)
         if streamed:
             stage, parity = stream.begin(block, model, first_layer, products_of(plan, model))
+            list_work(block, plan, rows, True, act.most_chunks > 0, model)
+        elif tiles.wanted(model, rows):
+            list_work(block, plan, i64(plan.count[CHUNKS]), False, act.most_chunks > 0, model)
     return stage, parity, streamed
 
 
@@ -116,21 +121,26 @@ def layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, 
         stamp(plan, LAYER, layer == timed and kind == packing.PROJECT)
         stamp(plan, LAYERS, timed >= 0 and kind == packing.LOGITS)
         if kind == packing.ATTENDED:
-            attend(block, plan, rows, layer, model, cache, act.q, act.attended, True)
+            if act.most_chunks > 0:
+                attend_in_chunks(block, rows, rows, stream.rope_at(block, model), layer, model, cache, act, True)
+            else:
+                attend(block, plan, rows, layer, model, cache, act.q, act.attended, True)
             grid_barrier(block)
             stamp(plan, ATTENDED, layer == timed)
         samples, products = i64(plan.count[SAMPLES]), products_of(plan, model)
-        stage, parity = stream.product(
+        stage, parity, owed = stream.product(
             block, plan, rows, samples, number, products, prepared, stage, parity, model, sampling, cache, act
         )
-        plan = plan_of(plans, now)
-        timed = timed_layer(block, plan)
-        if kind == packing.LOWERED and timed >= 0:
-            watch(window, plan, layer + 1, i64(model.layers))
         number += 1
         if kind < packing.LOGITS:
+            grid_arrive(block)
+            plan = plan_of(plans, now)
+            rows, timed = i64(plan.count[ROWS]), timed_layer(block, plan)
+            stream.settle(block, model, products_of(plan, model), owed)
+            if kind == packing.GATED and block.id == 0 and thread_id() == block_threads() - 1:
+                watch(window, plan, layer + 1, i64(model.layers))  # takes a while, and nobody waits for it here
             prepared = stream.prepare(block, rows, min(number, 4 * i64(model.layers)), model)
-            grid_barrier(block)
+            grid_wait(block)
             stamp(plan, stamp_after(kind), layer == timed)
             if kind == packing.LOWERED and plan.count[INTERRUPTED] == layer + 1:
                 stream.drain(block, model, stage, parity)
@@ -141,33 +151,36 @@ def layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, 
 def layers_of_few_rows(block, window, plans, now, cache, model, act):
     """The plan's layers from FIRST_LAYER on, until it is interrupted: for a few rows, at the memory's speed."""
     plan = plan_of(plans, now)
-    rows, layer, interrupted = i64(plan.count[ROWS]), i32(plan.count[FIRST_LAYER]), False
+    layer, interrupted = i32(plan.count[FIRST_LAYER]), False
     weights, matrix = model.weights, model.matrix
     while layer < model.layers and not interrupted:
         plan = plan_of(plans, now)
-        timed = timed_layer(block, plan)
+        rows, timed = i64(plan.count[ROWS]), timed_layer(block, plan)
         stamp(plan, LAYER, layer == timed)
         hidden, ffn = opaque(i64(model.hidden)), opaque(i64(model.ffn))
         heads = opaque(i64(model.heads)) * i64(model.head_dim)
 
         project(block, plan, rows, layer, model, cache, act.x, act.q)
         grid_barrier(block)
-        stamp(plan, PROJECTED, layer == timed)
+        stamp(plan_of(plans, now), PROJECTED, layer == timed)
 
         attend(block, plan, rows, layer, model, cache, act.q, act.attended, False)
         grid_barrier(block)
-        stamp(plan, ATTENDED, layer == timed)
+        stamp(plan_of(plans, now), ATTENDED, layer == timed)
 
         add_linear(block, act.attended, rows, weights, matrix[layer, OUT], hidden, heads, act.x)
         grid_barrier(block)
-        stamp(plan, OUTPUT, layer == timed)
+        stamp(plan_of(plans, now), OUTPUT, layer == timed)
 
         gate_up(block, rows, layer, model, act.x, act.gated)
+        plan = plan_of(plans, now)
+        rows, timed = i64(plan.count[ROWS]), timed_layer(block, plan)
         grid_barrier(block)
         stamp(plan, GATED, layer == timed)
 
         add_linear(block, act.gated, rows, weights, matrix[layer, DOWN], hidden, ffn, act.x)
-        layer = i32(layer + 1)
+        plan, layer = plan_of(plans, now), i32(layer + 1)
+        timed = timed_layer(block, plan)
         if timed >= 0:
             watch(window, plan, layer, i64(model.layers))
         grid_barrier(block)
@@ -179,7 +192,7 @@ def layers_of_few_rows(block, window, plans, now, cache, model, act):
 def layers_in_tiles(block, window, plans, now, sampling, cache, model, act):
     """As :func:`layers_of_few_rows`, for many rows; then, if there are many samples, the logits and the draw."""
     plan = plan_of(plans, now)
-    kind, layer = i64(tiles.PROJECT), i64(plan.count[FIRST_LAYER])
+    kind, layer = i32(tiles.PROJECT), i32(plan.count[FIRST_LAYER])
     while kind <= tiles.LOGITS:
         plan = plan_of(plans, now)
         rows, timed = i64(plan.count[ROWS]), timed_layer(block, plan)
@@ -187,7 +200,11 @@ def layers_in_tiles(block, window, plans, now, sampling, cache, model, act):
         if kind == tiles.LOGITS:
             rows = i64(plan.count[SAMPLES])
         if kind == tiles.ATTENDED:
-            attend_in_tiles(block, plan, i64(plan.count[CHUNKS]), layer, model, cache, act.q, act.attended)
+            chunks = i64(plan.count[CHUNKS])
+            attend_in_tiles(block, plan, chunks, layer, model, cache, act.q, act.attended)
+            if act.most_chunks > 0:
+                limit = i64(block.shared.shape[0])
+                attend_in_chunks(block, chunks, rows, limit, layer, model, cache, act, False)
             grid_barrier(block)
             stamp(plan, ATTENDED, layer == timed)
         elif kind != tiles.LOWERED:
@@ -201,10 +218,10 @@ def layers_in_tiles(block, window, plans, now, sampling, cache, model, act):
         if kind < tiles.LOGITS:
             grid_barrier(block)
             stamp(plan, stamp_after(kind), layer == timed)
-        kind += 1
+        kind = i32(kind + 1)
         if kind == tiles.LOGITS:
-            layer += 1
-            kind = i64(next_kind(plan, layer, model))
+            layer = i32(layer + 1)
+            kind = i32(next_kind(plan, layer, model))
 
 
 @device

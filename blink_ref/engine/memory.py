@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels import packing, stream, tiles
+from ..kernels import flash_decoding, packing, stream, tiles, work_list
+from ..kernels.staging import MOST_LISTED, MOST_ROWS
 from ..kernels.tensors import Activations, Model
 from ..kvcache import pages
 from ..model.config import ModelConfig, rope_table
@@ -80,7 +81,8 @@ def device_model(
 
 def tiles_fit(config: ModelConfig, weights: Weights, settings: Settings) -> bool:
     """Whether steps of many rows can be computed in tiles."""
-    return tiles.fits(config, weights.flat.dtype, settings.shared)
+    listed = settings.running <= MOST_LISTED
+    return settings.tiles > 0 and listed and tiles.fits(config, weights.flat.dtype, settings.shared)
 
 
 def stream_fits(config: ModelConfig, weights: Weights, settings: Settings) -> bool:
@@ -91,12 +93,24 @@ def stream_fits(config: ModelConfig, weights: Weights, settings: Settings) -> bo
     return settings.shared >= needed and packing.fits(config, weights.flat.dtype)
 
 
-def activations(config: ModelConfig, rows: int, samples: int, tiles_at_once: int = 1) -> Activations:
+def chunks_fit(config: ModelConfig, settings: Settings) -> bool:
+    """Whether the attention of single rows can be cut in chunks."""
+    room = settings.shared
+    if settings.stream_rows:
+        room = stream.room(settings.shared, settings.warps, settings.stream_rows * config.head_dim)
+    return settings.kv_dtype == "bfloat16" and flash_decoding.fits(config, settings.page_size, room)
+
+
+def activations(
+    config: ModelConfig, rows: int, samples: int, tiles_at_once: int = 1, most_chunks: int = 0
+) -> Activations:
     """Buffers for steps of up to `rows` rows and `samples` samples, poisoned with NaN.
 
-    `tiles_at_once`: the number of blocks, where linear layers are computed in tiles.
+    `tiles_at_once`: the number of blocks, where linear layers are computed in tiles. `most_chunks`: see
+    :class:`Activations`.
     """
     heads = config.heads * config.head_dim
+    units = max(samples, MOST_ROWS) * flash_decoding.units_of(config) if most_chunks else 1
     return Activations(
         x=poisoned(rows * config.hidden),
         aside=poisoned(rows * config.hidden),
@@ -106,6 +120,9 @@ def activations(config: ModelConfig, rows: int, samples: int, tiles_at_once: int
         attended=poisoned(rows * heads),
         gated=poisoned(rows * config.ffn),
         pieces=poisoned(tiles_at_once * DOTS_ROWS * DOTS_ROWS),
+        partial=poisoned(units * most_chunks * flash_decoding.part_size(config.head_dim) if most_chunks else 8),
+        arrived=np.zeros(units, np.int32),
+        most_chunks=most_chunks,
         logits=poisoned(samples * config.vocab),
         adjusted=poisoned(samples * config.vocab),
         counts=np.zeros(samples * config.vocab, np.int32),
@@ -131,6 +148,8 @@ def arguments(
     s = settings
     in_tiles = s.tiles if tiles_fit(config, weights, s) else 0
     streamed = s.stream_rows if stream_fits(config, weights, s) else 0
+    in_chunks = (in_tiles > 0 or streamed > 0) and chunks_fit(config, s)
+    most_chunks = -(-s.context // work_list.CHUNK) if in_chunks else 0
     in_fragments = in_tiles > 0 or streamed > 0 or s.target == "cuda"
     packed, table = aligned(8, np.uint16) if in_fragments else None, None
     if streamed:
@@ -159,6 +178,6 @@ def arguments(
             STORED_AS[s.kv_dtype],
         ),
         device_model(config, weights, s.context, in_tiles, streamed, packed, table),
-        activations(config, s.rows, s.running, s.blocks if in_tiles else 1),
+        activations(config, s.rows, s.running, s.blocks if in_tiles else 1, most_chunks),
         s.context,
     )

@@ -27,7 +27,7 @@ WEIGHT_BYTES = 2
 KV_BYTES = {"float32": 4, "bfloat16": 2}
 """What keys and values can be stored as, and the bytes of a number."""
 
-KV_DTYPE = {"cuda": "float32", "cpu": "float32", "python": "float32"}
+KV_DTYPE = {"cuda": "bfloat16", "cpu": "float32", "python": "float32"}
 """What they are stored as where nobody asks for another, by target."""
 
 MANY = 32

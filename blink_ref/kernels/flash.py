@@ -13,6 +13,7 @@ from ..model.config import ModelConfig
 from ..simt import device
 from ..simt.vocabulary import (
     TILE_GAP,
+    arena_view,
     barrier,
     block_threads,
     divide,
@@ -34,7 +35,8 @@ from ..simt.vocabulary import (
     warps,
 )
 from .attention import NOTHING, page_start
-from .staging import SCRATCH
+from .staging import ENTRY, LISTED, SCRATCH, WORK
+from .work_list import FIRST_TILE, entry_of, most_queries, rows_of_tile
 
 WIDEST = 96
 """Elements of a head up to which all tiles have 128 rows; beyond it the arena holds fewer."""
@@ -44,12 +46,6 @@ LARGEST = 256
 
 COLUMNS = 32
 """Elements of a head are a multiple of it, and as many positions as a tile has."""
-
-
-@device
-def most_queries(d):
-    """Queries of a tile, at most."""
-    return i64(128 if d <= 128 else 64)
 
 
 @device
@@ -96,32 +92,17 @@ def fits(config: ModelConfig) -> bool:
 
 @device
 def attend_in_tiles(block, plan, chunks, layer, model, cache, q, attended):
-    """As :func:`.attention.attend`, for many rows: those of so many chunks. Blocks share out the tiles.
+    """As :func:`.attention.attend`, for many rows: the tiles of so many chunks. Blocks share them out.
 
     What is attended is written as :func:`.vocabulary.row_put` does. All blocks call it, after a grid barrier
-    behind the queries, keys and values; it ends without one.
+    behind the queries, keys and values, and :func:`.list_work`; it ends without one.
     """
-    tile, chunk, before = i32(block.id), i32(0), i32(0)
-    while chunk < chunks:
-        tiles = i32(tiles_of_chunk(plan, chunk, model) * opaque(i64(model.kv_heads)))
-        if tile < before + tiles:
-            attend_tile(block, plan, chunk, i64(tile - before), layer, model, cache, q, attended)
-            tile = i32(tile + block.blocks)
-        else:
-            before, chunk = i32(before + tiles), i32(chunk + 1)
-
-
-@device
-def rows_of_tile(model):
-    """How many rows of a request a tile has, at most, each with the heads of one group."""
-    return divide(most_queries(opaque(i64(model.head_dim))) * i64(model.kv_heads), i64(model.heads))[0]
-
-
-@device
-def tiles_of_chunk(plan, chunk, model):
-    """How many tiles have the rows of a chunk, for each group of heads."""
-    most = rows_of_tile(model)
-    return divide(i64(plan.chunk_rows[chunk]) + most - 1, most)[0]
+    work, tile = arena_view(block.shared, WORK, LISTED, model.eos), i32(block.id)
+    while tile < work[ENTRY * chunks + FIRST_TILE]:
+        chunk = entry_of(work, chunks, FIRST_TILE, tile)
+        before = work[ENTRY * chunk + FIRST_TILE]
+        attend_tile(block, plan, chunk, i64(tile - before), layer, model, cache, q, attended)
+        tile = i32(tile + block.blocks)
 
 
 @device

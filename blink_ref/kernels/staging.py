@@ -24,7 +24,19 @@ CURSOR = 9
 PLACES = CURSORS + CURSOR * MOST_WARPS
 """Where each row's position lies in the arena, and the page that its keys and values go to."""
 
-SCRATCH = PLACES + 2 * MOST_ROWS
+MOST_LISTED = 256
+"""Most entries of the attention's list of work (see work_list.py)."""
+
+ENTRY = 5
+"""Words of an entry."""
+
+LISTED = ENTRY * (MOST_LISTED + 1)
+"""Words of the list: behind the last entry lies one that ends it."""
+
+WORK = PLACES + 2 * MOST_ROWS
+"""Where that list begins in the arena."""
+
+SCRATCH = (WORK + LISTED + 15) & -16
 """Where that begins which a phase may use as it likes: a multiple of 16."""
 
 

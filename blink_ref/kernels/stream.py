@@ -42,6 +42,7 @@ from ..simt.vocabulary import (
     thread_id,
     tiles_pay,
     warp_barrier,
+    warp_copy,
     warp_id,
     warp_width,
     warps,
@@ -73,6 +74,9 @@ PIECE = 8
 """Most fragments in a stage."""
 STAGE = PIECE * SIZE
 """Weights in a stage."""
+AT_ONCE = 512
+"""Most activations that a warp's lanes load by themselves. More are copied asynchronously: that takes a fence and
+an mbarrier, but no lane waits for one load after the other."""
 MOST_SLOTS = 8
 """Most strips whose sums wait in the arena at a time."""
 SLOT_GAP = 16
@@ -88,9 +92,14 @@ over when the copy is there; the same of the mbarrier for activations."""
 def arena(rows: int, warps_in_block: int, head_dim: int, page_size: int) -> int:
     """Floats of arena that the stream needs for steps of `rows` rows: its stages, and below them room for the sums
     of a strip, or for attention, during which they fill up."""
-    sums = SCRATCH + MOST_ROWS * warps_in_block + warps_in_block * rows * FRAGMENT_PITCH + SLOT_GAP
+    sums = SCRATCH + MOST_ROWS + warps_in_block * rows * FRAGMENT_PITCH + SLOT_GAP
     below = max(sums, attention.arena(head_dim, page_size, warps_in_block))
-    return below + 3 + warps_in_block * STAGES * STAGE // 2
+    return below + rows * head_dim + 3 + warps_in_block * STAGES * STAGE // 2
+
+
+def room(shared: int, warps_in_block: int, cosines: int) -> int:
+    """Floats of an arena of `shared` that lie below the stages, and so many cosines and sines."""
+    return ((shared - warps_in_block * STAGES * (STAGE >> 1)) & -4) - cosines
 
 
 @device
@@ -103,6 +112,12 @@ def wanted(model, rows):
 def stages_at(block):
     """Where the stages begin in the arena, at its end."""
     return (i64(block.shared.shape[0]) - i64(warps()) * STAGES * (STAGE >> 1)) & -4
+
+
+@device
+def rope_at(block, model):
+    """Where the rows' cosines and sines are kept during a step, below the stages."""
+    return stages_at(block) - opaque(i64(model.stream_rows)) * i64(model.head_dim)
 
 
 @device
@@ -165,23 +180,29 @@ def ask(block, model, products):
     at = i64(warp_id()) * CURSOR
     if cursors[at + STRIPS_LEFT] == 0:
         turn_to_next(block, model, products, cursors, at)
-    left, stage, parity = cursors[at + STRIPS_LEFT], cursors[at + STAGE_NOW], cursors[at + PARITY]
-    done, share, source = cursors[at + DONE], cursors[at + OF_EACH], cursors[at + NEXT]
-    hop = cursors[at + HOP]
+    left = cursors[at + STRIPS_LEFT]
     if left > 0:
-        bars = mbarriers(block.shared, STAGE_BARRIERS, (STAGES + 1) * MOST_WARPS)
-        stages = arena_view(block.shared, stages_at(block), i64(warps()) * (STAGES * STAGE), model.packed)
-        bar, n = i64(warp_id()) * STAGES + stage, i32(min(i32(share - done), i32(PIECE)))
-        mbarrier_expect_bytes(bars, bar, i64(n) * (2 * SIZE))
-        copy_async(stages, bar * STAGE, model.packed, i64(source) * SIZE, i64(n) * SIZE, bars, bar)
-        done, source = i32(done + n), i32(source + n)
-        if done == share:
-            done, source, left = i32(0), i32(source + hop), i32(left - 1)
-        cursors[at + STRIPS_LEFT] = left
-        cursors[at + DONE] = done
-        cursors[at + NEXT] = source
-        cursors[at + STAGE_NOW] = next_stage(stage)
-        cursors[at + PARITY] = next_parity(stage, parity)
+        ask_piece(block, model, cursors, at, left)
+
+
+@device
+def ask_piece(block, model, cursors, at, left):
+    """:func:`ask`, where `left` strips are left of the product at which the cursor is. One lane."""
+    stage, parity, hop = cursors[at + STAGE_NOW], cursors[at + PARITY], cursors[at + HOP]
+    done, share, source = cursors[at + DONE], cursors[at + OF_EACH], cursors[at + NEXT]
+    bars = mbarriers(block.shared, STAGE_BARRIERS, (STAGES + 1) * MOST_WARPS)
+    stages = arena_view(block.shared, stages_at(block), i64(warps()) * (STAGES * STAGE), model.packed)
+    bar, n = i64(warp_id()) * STAGES + stage, i32(min(i32(share - done), i32(PIECE)))
+    mbarrier_expect_bytes(bars, bar, i64(n) * (2 * SIZE))
+    copy_async(stages, bar * STAGE, model.packed, i64(source) * SIZE, i64(n) * SIZE, bars, bar)
+    done, source = i32(done + n), i32(source + n)
+    if done == share:
+        done, source, left = i32(0), i32(source + hop), i32(left - 1)
+    cursors[at + STRIPS_LEFT] = left
+    cursors[at + DONE] = done
+    cursors[at + NEXT] = source
+    cursors[at + STAGE_NOW] = next_stage(stage)
+    cursors[at + PARITY] = next_parity(stage, parity)
 
 
 @device
@@ -248,14 +269,19 @@ def put_stream(rows, row, column, gains, model, act, a, b, c, d):
 def begin_rows(block, plan, rows, layer, x, model, cache, act):
     """The rows of x are the residual stream before a layer. Blocks share out rows; no barrier.
 
-    And each block notes the rows' positions and pages, which all layers ask for.
+    And each block notes what all layers ask for: the rows' pages, their places in them, their cosines and sines.
     """
     places, t = arena_view(block.shared, PLACES, 2 * MOST_ROWS, model.eos), i64(thread_id())
     while t < rows:
-        position = i64(plan.position[t])
-        places[2 * t] = i32(position)
-        places[2 * t + 1] = cache.table[plan.slot[t], divide(position, i64(cache.page_size))[0]]
+        n_page, inside = divide(i64(plan.position[t]), i64(cache.page_size))
+        places[2 * t] = i32(inside)
+        places[2 * t + 1] = cache.table[plan.slot[t], n_page]
         t += block_threads()
+    d, e = opaque(i64(model.head_dim)), i64(thread_id())
+    while e < rows * d:
+        t, i = divide(e, d)
+        block.shared[rope_at(block, model) + e] = model.rope[plan.position[t], i]
+        e += block_threads()
     width, t = opaque(i64(model.hidden)), i64(block.id)
     while t < rows:
         column, at = 4 * i64(thread_id()), t * width
@@ -267,39 +293,32 @@ def begin_rows(block, plan, rows, layer, x, model, cache, act):
 
 
 @device
-def add_squares(block, rows, model, squares):
-    """Each warp's share of the rows' sums of squares, into the arena, for :func:`scale_of` behind a barrier."""
-    quads = opaque(i64(model.hidden)) >> 2
-    for t in range(rows):
-        total, i = f32(0.0), i64(thread_id())
-        while i < quads:
-            total += squares[t * quads + i]
-            i += block_threads()
-        total = lane_sum(total)
+def measure_rows(block, rows, model, squares):
+    """One over the root mean square of each row, into the arena, for behind a barrier. A warp a row."""
+    quads, t = opaque(i64(model.hidden)) >> 2, i64(warp_id())
+    step, first = 4 * i64(warp_width()), 4 * i64(lane_id())
+    n = divide(max(i64(0), quads - first) + step - 1, step)[0]
+    while t < rows:
+        a, b, c, d = sum_of_fours(squares, t * quads + first, step, n)
+        total = lane_sum(a + b + (c + d))
         if lane_id() == 0:
-            block.shared[SCRATCH + t * warps() + warp_id()] = total
-
-
-@device
-def scale_of(block, row, model):
-    """One over the root mean square of a row. One lane."""
-    total = sum_of_shares(block.shared, SCRATCH + row * warps(), i64(1))
-    return f32(1.0) / f32(math.sqrt(total / f32(model.hidden) + model.eps))
+            block.shared[SCRATCH + t] = f32(1.0) / f32(math.sqrt(total / f32(model.hidden) + model.eps))
+        t += warps()
 
 
 @device
 def sum_of_shares(shared, at, step):
     """The sum of a number of each warp's, in order; four of them are loaded at once. One lane."""
-    total, w = f32(0.0), i64(0)
-    while w + 3 < warps():
+    total, left = f32(0.0), i32(warps())
+    while left > 3:
         a, b, c, d = shared[at], shared[at + step], shared[at + 2 * step], shared[at + 3 * step]
         total = total + a + b + c + d
         at += 4 * step
-        w += 4
-    while w < warps():
+        left = i32(left - 4)
+    while left > 0:
         total += shared[at]
         at += step
-        w += 1
+        left = i32(left - 1)
     return total
 
 
@@ -307,17 +326,20 @@ def sum_of_shares(shared, at, step):
 def results_at(rows, slot):
     """Where the warps' sums of a strip begin in the arena."""
     size = i64(warps()) * rows * FRAGMENT_PITCH + SLOT_GAP
-    return SCRATCH + MOST_ROWS * i64(warps()) + slot * size
+    return SCRATCH + MOST_ROWS + slot * size
 
 
 @device
 def fetch_rows(block, model, x, first, n, longest):
-    """Start the copy of this warp's columns of the rows, ``x[first:first+n]``; where it goes to in the arena.
+    """Copy this warp's columns of the rows, ``x[first:first+n]``, or begin to; where it goes to in the arena.
 
-    Its place is below the stages, where each warp has `longest` floats.
+    Its place is below the rows' cosines, where each warp has `longest` floats.
     """
-    at = stages_at(block) - (i64(warps()) - warp_id()) * longest
-    if lane_id() == 0 and n > 0:
+    at = rope_at(block, model) - (i64(warps()) - warp_id()) * longest
+    if longest <= AT_ONCE:
+        warp_copy(block.shared, at, x, first, n)
+        warp_barrier()
+    elif lane_id() == 0 and n > 0:
         bars = mbarriers(block.shared, STAGE_BARRIERS, (STAGES + 1) * MOST_WARPS)
         async_fence()  # others have written x, and lanes have used the place
         mbarrier_expect_bytes(bars, STAGES * MOST_WARPS + warp_id(), 4 * n)
@@ -349,7 +371,7 @@ def prepare(block, rows, number, model):
     strip, strips = first_strip(block, model, number), model.stream[number, STRIPS]
     first, share = share_of(model, number)
     size = i32(results_at(rows, 1) - results_at(rows, 0))
-    room = i32(stages_at(block) - results_at(rows, 0))
+    room = i32(rope_at(block, model) - results_at(rows, 0))
     longest, most = i32(model.stream[number, SHARE] * i32(rows) * FRAGMENT), i32(MOST_SLOTS)
     if i32(longest * i32(warps()) + size) > room:
         longest = i32(0)
@@ -361,9 +383,9 @@ def prepare(block, rows, number, model):
 
 @device
 def product(block, plan, rows, samples, number, products, prepared, stage, parity, model, sampling, cache, act):
-    """One product for all rows, and what is made of it; the stage and parity of the next piece.
+    """One product for all rows, and what is made of it; the stage and parity of the next piece, and what it owes.
 
-    All blocks call it. It begins and ends without a grid barrier.
+    All blocks call it. It begins and ends without a grid barrier. :func:`settle` is to follow.
     """
     kind, layer = kind_of(model, number), number >> 2
     strip, strips, first, share, longest, most = prepared
@@ -375,10 +397,11 @@ def product(block, plan, rows, samples, number, products, prepared, stage, parit
     if longest > 0:
         row = fetch_rows(block, model, x, row, i64(share) * rows * FRAGMENT, i64(longest))
     if kind != ATTENDED and kind != LOWERED:
-        add_squares(block, rows, model, act.squares)
+        measure_rows(block, rows, model, act.squares)
     if longest > 0:
         x = block.shared
-        await_rows(block, model, share)
+        if longest > AT_ONCE:
+            await_rows(block, model, share)
     size = results_at(rows, i64(1)) - results_at(rows, i64(0))
     begun, owed = False, i32(0)
     while strip < strips:
@@ -387,26 +410,29 @@ def product(block, plan, rows, samples, number, products, prepared, stage, parit
         begun, slot, here = True, i32(0), strip
         to = results_at(rows, i64(0)) + i64(warp_id()) * rows * FRAGMENT_PITCH
         while here < strips and slot < most:
-            stage, parity, owed = multiply_strip(
-                block, rows, products, to, x, row, i64(share), stage, parity, owed, model
-            )
+            stage, parity, owed = multiply_strip(block, rows, to, x, row, i64(share), stage, parity, owed, model)
             slot, here, to = i32(slot + 1), i32(here + block.blocks), to + size
         barrier()
         finish(block, plan, rows, samples, kind, layer, i64(strip), i64(slot), model, sampling, cache, act)
         strip = here
-    while owed > 0:
-        ask(block, model, products)
-        owed = i32(owed - 1)
-    return stage, parity
+    return stage, parity, owed
 
 
 @device
-def multiply_strip(block, rows, products, to, x, row, share, stage, parity, owed, model):
+def settle(block, model, products, owed):
+    """Ask for the pieces that :func:`multiply_strip` has not asked for, so many in lane 0."""
+    while owed > 0:
+        ask(block, model, products)
+        owed = i32(owed - 1)
+
+
+@device
+def multiply_strip(block, rows, to, x, row, share, stage, parity, owed, model):
     """This warp's columns of the strip whose weights come next; its sums lie in the arena then.
 
     `share` fragments; those of x begin at `row`. Returns the stage and parity of the next piece, and in lane 0,
     how many pieces it has yet to ask for: where the next one is another product's, which takes time to find out,
-    that waits until those who wait for these sums have them.
+    that waits until nobody waits for these sums (:func:`settle`).
     """
     cursors = arena_view(block.shared, CURSORS, CURSOR * MOST_WARPS, model.eos)
     bars = mbarriers(block.shared, STAGE_BARRIERS, (STAGES + 1) * MOST_WARPS)
@@ -420,8 +446,10 @@ def multiply_strip(block, rows, products, to, x, row, share, stage, parity, owed
         fragment_dots(block.shared, to, weights, (bar + stage) * STAGE, steps, x, row, rows, more)
         warp_barrier()  # the stage has been read
         if lane_id() == 0:
-            if cursors[i64(warp_id()) * CURSOR + STRIPS_LEFT] > 0:
-                ask(block, model, products)
+            at = i64(warp_id()) * CURSOR
+            left = cursors[at + STRIPS_LEFT]
+            if left > 0:
+                ask_piece(block, model, cursors, at, left)
             else:
                 owed = i32(owed + 1)
         stage, parity = next_stage(stage), next_parity(stage, parity)
@@ -452,17 +480,17 @@ def finish(block, plan, rows, samples, kind, layer, strip, slots, model, samplin
 @device
 def finish_pairs(block, rows, t, layer, strip, slots, model, cache, q):
     """One warp: a row's queries, keys and values, rotated, to where they belong."""
-    e, step, d = i64(lane_id()), rows * FRAGMENT_PITCH, i64(model.head_dim)
+    e, step, d = i64(lane_id()), rows * FRAGMENT_PITCH, opaque(i64(model.head_dim))
     places = arena_view(block.shared, PLACES, 2 * MOST_ROWS, model.eos)
-    position, page = i64(places[2 * t]), i64(places[2 * t + 1])
-    _, inside = divide(position, i64(cache.page_size))
+    inside, page, rope = i64(places[2 * t]), i64(places[2 * t + 1]), rope_at(block, model) + t * d
+    scale = block.shared[SCRATCH + t]
     while e < 8 * slots:
         slot, pair = e >> 3, e & 7
         head, part = divide(strip + slot * block.blocks, d >> 4)
         i, cos, sin = 8 * part + pair, f32(1.0), f32(0.0)
         if head < i64(model.heads) + model.kv_heads:
-            cos, sin = model.rope[position, i], model.rope[position, (d >> 1) + i]
-        at, scale = results_at(rows, slot) + t * FRAGMENT_PITCH + pair, scale_of(block, t, model)
+            cos, sin = block.shared[rope + i], block.shared[rope + (d >> 1) + i]
+        at = results_at(rows, slot) + t * FRAGMENT_PITCH + pair
         a = sum_of_shares(block.shared, at, step) * scale
         b = sum_of_shares(block.shared, at + 8, step) * scale
         a, b = rotate(a, b, cos, sin)
@@ -473,7 +501,7 @@ def finish_pairs(block, rows, t, layer, strip, slots, model, cache, q):
 @device
 def finish_gated(block, rows, t, strip, slots, model, gated):
     """One warp: silu(gate) * up of a row."""
-    scale, e = scale_of(block, t, model), i64(lane_id())
+    scale, e = block.shared[SCRATCH + t], i64(lane_id())
     step = rows * FRAGMENT_PITCH
     while e < 2 * slots:
         slot, quad = e >> 1, 4 * (e & 1)
@@ -505,7 +533,7 @@ def finish_sums(block, rows, t, gain, strip, slots, model, act):
 def finish_logits(block, plan, rows, s, strip, slots, model, sampling, logits):
     """One warp: logits of a sample, and the best of them, if it has no filters."""
     t, e, best = i64(plan.sample_row[s]), i64(lane_id()), LOWEST
-    scale, drawn = scale_of(block, t, model), sampling.filtered[plan.sample_slot[s]] == 0
+    scale, drawn = block.shared[SCRATCH + t], sampling.filtered[plan.sample_slot[s]] == 0
     temperature, seed, position = plan.temperature[s], plan.seed[s], plan.draw[s]
     while e < FRAGMENT * slots:
         slot, r = e >> 4, e & 15

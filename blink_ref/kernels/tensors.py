@@ -104,6 +104,13 @@ class Activations(NamedTuple):
     """[T, F]: silu(gate) * up"""
     pieces: Any
     """[blocks, DOTS_ROWS, DOTS_ROWS]: results of pieces of tiles, where linear layers are computed in tiles"""
+    partial: Any
+    """[entries, units, most_chunks, floats of a part]: what chunks of positions give, for each row and each group
+    of heads, until the last of them is there (see flash_decoding.py)"""
+    arrived: Any
+    """int32 [entries, units]: how many of them are there; 0 between layers"""
+    most_chunks: int
+    """chunks that a row sees at most; 0 = the attention of single rows is not cut in chunks"""
     logits: Any
     """[S, vocab], for the rows that want a sample"""
     adjusted: Any

@@ -4,7 +4,7 @@ Start with :mod:`.vocabulary`, the words device code is written in; :func:`launc
 """
 
 from .device import DeviceFunction, device
-from .grid import first_of_share, grid_barrier, grid_warp, grid_warps, team_of
+from .grid import first_of_share, grid_arrive, grid_barrier, grid_wait, grid_warp, grid_warps, team_of
 from .launch import Running, aligned, choose_target, launch, start
 from .swap import swap
 
@@ -15,7 +15,9 @@ __all__ = [
     "choose_target",
     "device",
     "first_of_share",
+    "grid_arrive",
     "grid_barrier",
+    "grid_wait",
     "grid_warp",
     "grid_warps",
     "launch",

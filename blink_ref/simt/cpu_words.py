@@ -4,10 +4,12 @@ The inner loops are written as LLVM vectors with a fixed number of accumulators,
 in the same order whatever the machine's vector width; LLVM splits the vectors to fit.
 """
 
+import math
 import platform
 import time
 from typing import Any
 
+import numpy as np
 from llvmlite import binding as llvm
 from llvmlite import ir
 from numba import types
@@ -30,7 +32,7 @@ from .lowering import (
     nearest_bf16,
     register,
 )
-from .vocabulary import DOTS_PITCH, FRAGMENT, FRAGMENT_PITCH, TILE_GAP, exp, f32, row_dot, widen
+from .vocabulary import DOTS_PITCH, FRAGMENT, FRAGMENT_PITCH, HEADS, TILE_GAP, exp, f32, row_dot, widen
 
 
 def _define(word: Any) -> Any:
@@ -171,6 +173,49 @@ def _(a, i, step, n):
     return sum_of_fours
 
 
+@overload(words.mix_of_fours, target="cpu", strict=False)
+def _(weights, w, a, i, step, n):
+    def mix_of_fours(weights, w, a, i, step, n):
+        s0, s1, s2, s3 = f32(0.0), f32(0.0), f32(0.0), f32(0.0)
+        for m in range(n):
+            weight, at = weights[w + m], i + m * step
+            s0 += weight * a[at]
+            s1 += weight * a[at + 1]
+            s2 += weight * a[at + 2]
+            s3 += weight * a[at + 3]
+        return s0, s1, s2, s3
+
+    return mix_of_fours
+
+
+@overload(words.heads_attend, target="cpu", strict=False)
+def _(arena, k, apart, x, j, heads, d, keys, values, at, n):
+    def heads_attend(arena, k, apart, x, j, heads, d, keys, values, at, n):
+        scale, scores = f32(1.0) / f32(math.sqrt(f32(d))), k + ((d + 63) >> 6) * (64 * HEADS)
+        for h in range(heads):
+            highest, total = f32(-np.inf), f32(0.0)
+            for p in range(n):
+                score = f32(0.0)
+                for c in range(d):
+                    score += x[j + h * d + c] * widen(keys[at + p * d + c])
+                highest = max(highest, score * scale)
+            for i in range(d):
+                arena[k + (i >> 6) * (64 * HEADS) + 64 * h + (i & 63)] = f32(0.0)
+            for p in range(n):
+                score = f32(0.0)
+                for c in range(d):
+                    score += x[j + h * d + c] * widen(keys[at + p * d + c])
+                weight = exp(score * scale - highest)
+                total += weight
+                for i in range(d):
+                    to = k + (i >> 6) * (64 * HEADS) + 64 * h + (i & 63)
+                    arena[to] += weight * widen(values[at + p * d + i])
+            arena[scores + 2 * h] = highest
+            arena[scores + 2 * h + 1] = total
+
+    return heads_attend
+
+
 @overload(words.tile_put, target="cpu", strict=False)
 def _(arena, k, t, n, i, x, j):
     def tile_put(arena, k, t, n, i, x, j):
@@ -219,6 +264,15 @@ def _(arena, k, p, rows, across, b, n):
                     arena[k + t * (n + TILE_GAP) + i] += weight * arena[b + c * (n + TILE_GAP) + i]
 
     return tile_mix
+
+
+@overload(words.warp_copy, target="cpu", strict=False)
+def _(out, k, a, i, n):
+    def warp_copy(out, k, a, i, n):
+        for c in range(n):
+            out[k + c] = a[i + c]
+
+    return warp_copy
 
 
 @overload(words.block_copy, target="cpu", strict=False)

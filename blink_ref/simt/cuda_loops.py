@@ -192,6 +192,23 @@ def _(out, k, a, i, n):
     return block_copy
 
 
+@define_by(words.warp_copy)
+def _(out, k, a, i, n):
+    def warp_copy(out, k, a, i, n):
+        c, last = i64(lane_id() * 4), i64(n - 4)
+        while c < n:
+            # behind the end, the last four once more
+            c1, c2, c3 = min(c + 128, last), min(c + 256, last), min(c + 384, last)
+            a0, a1, a2, a3 = _four(a, i + c), _four(a, i + c1), _four(a, i + c2), _four(a, i + c3)
+            _store_four(out, k + c, a0)
+            _store_four(out, k + c1, a1)
+            _store_four(out, k + c2, a2)
+            _store_four(out, k + c3, a3)
+            c += 512
+
+    return warp_copy
+
+
 @define_by(words.block_scale)
 def _(out, k, a, i, scale, gain, g, n):
     def block_scale(out, k, a, i, scale, gain, g, n):

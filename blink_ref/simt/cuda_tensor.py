@@ -81,6 +81,22 @@ def _(typing_context, even, odd):
     return returns(types.float32, types.float32), codegen
 
 
+def define_binary(text):
+    """A word of the `cuda_` files: a word made of two."""
+
+    def word(a, b):
+        raise NotImplementedError("compiled code only")
+
+    @define(word)
+    def _(typing_context, a, b):
+        def codegen(context, builder, signature, args):
+            return asm(builder, I32, text, "=r,r,r", args, effects=False)
+
+        return types.uint32(types.uint32, types.uint32), codegen
+
+    return word
+
+
 def shared_address(a, i):
     """The address of ``a[i]`` in shared memory, in 32 bits. A word of the `cuda_` files."""
     raise NotImplementedError("compiled code only")

@@ -26,13 +26,27 @@ def grid_barrier(block):
     count to reach the next multiple of the number of blocks; the counter only grows (and wraps), so
     there is nothing to reset. The block barriers before and after carry the order to the other lanes.
     """
+    grid_arrive(block)
+    grid_wait(block)
+
+
+@device
+def grid_arrive(block):
+    """The first half of a :func:`grid_barrier`: what the block has written, all see behind the second half.
+
+    In between is time for what needs nothing from other blocks, and gives them nothing.
+    """
     barrier()
     if thread_id() == 0:
-        counter = block.team * (GRID_WORDS >> 1)
-        turn = u32(block.turn[block.team] + u32(block.blocks))
-        block.turn[block.team] = turn
-        atomic_add(block.grid, counter, u32(1))
-        spins = i64(0)
+        block.turn[block.team] = u32(block.turn[block.team] + u32(block.blocks))
+        atomic_add(block.grid, block.team * (GRID_WORDS >> 1), u32(1))
+
+
+@device
+def grid_wait(block):
+    """The second half: wait until every block has come to the first."""
+    if thread_id() == 0:
+        counter, turn, spins = block.team * (GRID_WORDS >> 1), block.turn[block.team], i64(0)
         while i32(load_acquire(block.grid, counter) - turn) < 0:
             relax(spins)
             spins += 1

@@ -19,6 +19,7 @@ from . import (
     capability,
     cuda_async,  # noqa: F401 - defines words
     cuda_fragments,  # noqa: F401 - defines words
+    cuda_heads,  # noqa: F401 - defines words
     cuda_loops,  # noqa: F401 - defines words
     cuda_staged,  # noqa: F401 - defines words
     cuda_tiles,  # noqa: F401 - defines words
@@ -40,6 +41,7 @@ WARP_WORDS |= {
     words.warp_barrier,
     words.block_dots,
     words.fragment_dots,
+    words.heads_attend,
     words.tile_dots,
     words.row_weigh,
     words.tile_mix,
@@ -112,14 +114,18 @@ def map_host(memory: np.ndarray) -> Callable[[np.ndarray], Any]:
     return view
 
 
-def copy_bandwidth(size: int = 1 << 29) -> float:
-    """Bytes per second of a device-to-device copy, read and written both counted; median of 5."""
+def copy_bandwidth(size: int = 1 << 31) -> float:
+    """Bytes per second of a device-to-device copy, read and written both counted; median of 20.
+
+    Of `size` bytes, or as many as there is room for twice: with less than 2 GiB, starting the copy counts.
+    """
     from cuda.bindings import driver as binding
 
+    size = min(size, limits().free_bytes // 4) & -256
     a, b = cuda.device_array(size, np.uint8), cuda.device_array(size, np.uint8)
     there, here = (binding.CUdeviceptr(int(array.device_ctypes_pointer.value)) for array in (b, a))
     times = []
-    for _ in range(6):
+    for _ in range(21):
         begin, end = cuda.event(), cuda.event()
         begin.record()
         binding.cuMemcpyDtoDAsync(there, here, size, 0)

@@ -102,6 +102,10 @@ sub.rn.f32 odd, $3, odd;
 cvt.rn.bf16x2.f32 $1, odd, even;
 }"""
 
+# The lower, or the upper, halves of two words as one, that of the first one lower.
+LOWER_HALVES = "prmt.b32 $0, $1, $2, 0x5410;"
+UPPER_HALVES = "prmt.b32 $0, $1, $2, 0x7632;"
+
 # 16 bytes from global [$1] to shared [$0], asynchronously; the same, of weights; a group of copies ends; how many
 # groups may be on their way.
 COPY_PIECE = "cp.async.cg.shared.global [$0], [$1], 16;"

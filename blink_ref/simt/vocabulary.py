@@ -499,6 +499,45 @@ TILE_GAP = 4
 """Floats between the rows of a tile in the arena, which keep columns apart in its banks."""
 
 
+HEADS = 8
+"""Most heads of queries that :func:`heads_attend` takes."""
+PART = 16
+"""Most positions."""
+
+
+def heads_attend(arena, k, apart, x, j, heads, d, keys, values, at, n):
+    """What up to HEADS queries attend to in n positions, PART at most, of the KV cache. By one warp.
+
+    The queries, of d float32, lie one behind the other at ``x[j]``; the positions' keys, of d bfloat16 as uint16
+    bits (or float32), at ``keys[at]``, their values at ``values[at]``. Of query h, ``arena[k]`` gets the sums of
+    the values, each weighted by exp(score - maximum): column i at
+    ``k + (i >> 6) * 64 * HEADS + 64 * h + (i & 63)``. Its maximum lies at ``k + span + 2 * h``, the total of its
+    weights behind that; `span` is 64 * HEADS for each 64 columns.
+
+    What lies between is the word's own, and if `apart`, ``arena[k - span : k]`` as well. d is a multiple of
+    32, j of 4, `at` of 8, k of 4. Which lane writes what is not said. CUDA: tensor cores (see cuda_heads.py).
+    """
+    of_keys, of_values = (_floats(stored[at : at + n * d]).reshape(n, d) for stored in (keys, values))
+    for h in range(me().lane, heads, me().warp.width):
+        scores = of_keys @ x[j + h * d : j + h * d + d] / np.sqrt(np.float32(d))
+        weights = np.exp(scores - scores.max())
+        sums = weights @ of_values
+        for i in range(0, d, 64):
+            to = k + i * HEADS + 64 * h
+            arena[to : to + min(64, d - i)] = sums[i : i + 64]
+        at_total = k + (d + 63 >> 6) * 64 * HEADS + 2 * h
+        arena[at_total], arena[at_total + 1] = scores.max(), weights.sum()
+
+
+def mix_of_fours(weights, w, a, i, step, n):
+    """A tuple: the sums over m < n of ``weights[w + m]`` times each of the four float32 at ``a[i + m * step]``.
+
+    In order, by one lane; i and `step` are multiples of 4.
+    """
+    fours = np.stack([a[i + m * step : i + m * step + 4] for m in range(n)])
+    return tuple((weights[w : w + n, None] * fours).sum(0, dtype=np.float32))
+
+
 def tile_put(arena, k, t, n, i, x, j):
     """Numbers i to i + 15 of row t of the tile at k, of n columns, are ``x[j:j+16]``; by one lane.
 
@@ -567,6 +606,16 @@ def block_copy(out, k, a, i, n):
     """``out[k:k+n] = a[i:i+n]``, float32, by all lanes of the block; no barrier. All multiples of 4."""
     thread, threads = me().thread, me().block.threads
     out[k + thread : k + n : threads] = a[i + thread : i + n : threads]
+
+
+def warp_copy(out, k, a, i, n):
+    """``out[k:k+n] = a[i:i+n]``, float32, by the lanes of a warp, all of which call it with the same arguments.
+
+    n, i and k are multiples of 4, both arrays 16-byte aligned. A lane waits for as little as it can: on CUDA for
+    one load's latency for 512 numbers.
+    """
+    lane, width = me().lane, me().warp.width
+    out[k + lane : k + n : width] = a[i + lane : i + n : width]
 
 
 def block_scale(out, k, a, i, scale, gain, g, n):
