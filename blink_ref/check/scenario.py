@@ -250,6 +250,7 @@ def narrow_pieces() -> Iterator[None]:
         (tiles, "COLUMNS", 4),
         (stream, "PIECE", 1),
         (stream, "MOST_SLOTS", 2),
+        (stream, "AT_ONCE", 16),  # some activations are copied asynchronously, some by the lanes
         (work_list, "CHUNK", CHUNK),
         (flash_decoding, "CHUNK", CHUNK),
         (flash_decoding, "PART", PART),
