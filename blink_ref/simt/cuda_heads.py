@@ -16,16 +16,12 @@ from . import ptx
 from . import vocabulary as words
 from .cuda_loops import _four, _keep_rolled, _store_four
 from .cuda_tensor import copy_piece, define_binary, has_tensor_cores, load_piece, multiply, shared_address, split
+from .cuda_tiles import _end_of_group
 from .cuda_words import define_by, define_text
 from .numba_cuda import cuda
 from .vocabulary import FULL_WARP, HEADS, exp, f32, i32, i64, lane_id, u32, warp_barrier, widen
 
 NOTHING = f32(-np.inf)
-
-
-def _end_of_group():
-    """What has been copied since the last call is a group. A word of this file only."""
-    raise NotImplementedError("compiled code only")
 
 
 def _wait_for_all_but_one():
@@ -38,7 +34,6 @@ def _wait_for_all():
     raise NotImplementedError("compiled code only")
 
 
-define_text(_end_of_group, ptx.END_OF_GROUP)
 define_text(_wait_for_all_but_one, ptx.WAIT_FOR_GROUPS.format(1))
 define_text(_wait_for_all, ptx.WAIT_FOR_GROUPS.format(0))
 
@@ -117,7 +112,7 @@ def _scores(mine, x, j, heads, d):
 
 
 @cuda.jit(device=True)
-def _sums(mine, i, h0, h1, l0, l1, out, k, heads):
+def _sums(mine, h0, h1, l0, l1, out, k, heads):
     """Of 64 columns: the lane's eight, of two queries, from pieces of values and halves of weights."""
     x, y = load_piece(mine), load_piece(u32(mine + u32(512)))
     z, w = load_piece(u32(mine + u32(1024))), load_piece(u32(mine + u32(1536)))
@@ -169,7 +164,7 @@ def _attend(arena, k, apart, x, j, heads, d, keys, values, at, n):
     i, mine = i64(0), at_values
     while i < d:
         _keep_rolled()
-        _sums(mine, i, h0, h1, l0, l1, arena, k + i * HEADS, heads)
+        _sums(mine, h0, h1, l0, l1, arena, k + i * HEADS, heads)
         mine, i = u32(mine + u32(2048)), i + 64
     if two == 0 and head < heads:
         arena[k + span + 2 * head] = highest

@@ -56,7 +56,7 @@ STAGE_BYTES = 2 * HALF_STAGE
 
 
 def _end_of_group():
-    """The copies started so far are a group. A word of this file only."""
+    """The copies started so far are a group. A word of the `cuda_` files."""
     raise NotImplementedError("compiled code only")
 
 
