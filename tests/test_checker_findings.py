@@ -20,6 +20,7 @@ from blink_ref.simt.vocabulary import (
     BLOCK,
     GPU,
     SYSTEM,
+    acquire_fence,
     atomic_add,
     atomic_max,
     barrier,
@@ -242,6 +243,28 @@ def test_a_relaxed_access_orders_nothing(words):
             check(message(GPU, load, GPU, store), 2, 1, ints(), ints(), seed=seed)
         assert caught.value.about == "box[0]"
         assert {place.line.text for place in caught.value.places} == {"box[0] = 7", "box[1] = box[0]"}
+
+
+@device
+def pass_on_by_a_fence(block, box, flag, fence_scope):
+    if block.id == 0:
+        box[0] = 7
+        store_release(flag, 0, i64(1), GPU)
+    else:
+        spins = i64(0)
+        while load_relaxed(flag, 0, GPU) == 0:
+            relax(spins)
+            spins += 1
+        acquire_fence(fence_scope)
+        box[1] = box[0]
+
+
+def test_a_fence_makes_relaxed_loads_acquire_within_its_scope():
+    for seed in SEEDS:
+        check(pass_on_by_a_fence, 2, 1, ints(), ints(), GPU, seed=seed)
+        with pytest.raises(Race) as caught:
+            check(pass_on_by_a_fence, 2, 1, ints(), ints(), BLOCK, seed=seed)
+        assert caught.value.about == "box[0]"
 
 
 @device

@@ -12,6 +12,7 @@ from blink_ref.simt.vocabulary import (
     BLOCK,
     GPU,
     SYSTEM,
+    acquire_fence,
     atomic_add,
     atomic_cas,
     atomic_max,
@@ -176,15 +177,31 @@ def test_in_python_no_lane_comes_between_the_reading_and_the_writing_of_an_atomi
     assert swapped[0] in range(1, 9)
 
 
-def messenger(scope):
-    """The first lane of the grid sends messages to the last: payload, then flag; it waits for an answer."""
-
+def waits_with_an_acquire(scope):
     @device
     def wait_for(flag, r):
         spins = i64(0)
         while load_acquire(flag, 0, scope) < r:
             relax(spins)
             spins += 1
+
+    return wait_for
+
+
+def waits_with_a_fence(scope):
+    @device
+    def wait_for(flag, r):
+        spins = i64(0)
+        while load_relaxed(flag, 0, scope) < r:
+            relax(spins)
+            spins += 1
+        acquire_fence(scope)
+
+    return wait_for
+
+
+def messenger(wait_for, scope):
+    """The first lane of the grid sends messages to the last: payload, then flag; it waits for an answer."""
 
     @device
     def correspond(block, rounds, payload, flag, answer, wrong):
@@ -206,18 +223,19 @@ def messenger(scope):
     return correspond
 
 
+@pytest.mark.parametrize("waits", [waits_with_an_acquire, waits_with_a_fence])
 @pytest.mark.parametrize(
     ("scope", "blocks"),
     [(BLOCK, 1), (GPU, 2), (SYSTEM, 2)],
     ids=["block", "gpu", "system"],
 )
-def test_a_message_released_is_seen_whole_by_the_lane_that_acquires(target, lanes, scope, blocks):
+def test_a_message_released_is_seen_whole_by_the_lane_that_acquires(target, lanes, scope, blocks, waits):
     if target == "cpu":
         blocks = 2  # a block has one lane, and the CPU has one scope for all
     rounds = 50 if target == "python" else 2000
     payload, wrong = np.zeros(16, np.int64), np.zeros(1, np.int64)
     flag, answer = np.zeros(1, np.int64), np.zeros(1, np.int64)
-    launch(messenger(scope), blocks, lanes, rounds, payload, flag, answer, wrong, target=target)
+    launch(messenger(waits(scope), scope), blocks, lanes, rounds, payload, flag, answer, wrong, target=target)
     assert (flag[0], answer[0], wrong[0]) == (rounds, rounds, 0)
 
 

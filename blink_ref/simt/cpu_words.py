@@ -315,6 +315,15 @@ _define_load(words.load_relaxed, "monotonic")
 _define_load(words.load_acquire, "acquire")
 
 
+@_define(words.acquire_fence)
+def _(typing_context, scope=None):
+    def codegen(context, builder, signature, args):
+        builder.fence("acquire")
+        return context.get_dummy_value()
+
+    return types.none(scope or DEFAULT), codegen
+
+
 @_define(words.load_relaxed_four)
 def _(typing_context, a, i, scope=None):
     returns = types.UniTuple(a.dtype, 4)

@@ -246,6 +246,19 @@ _define_load(words.load_relaxed, "relaxed")
 _define_load(words.load_acquire, "acquire")
 
 
+@define(words.acquire_fence)
+def _(typing_context, scope=None):
+    level = _scope(scope)
+    if level is None:
+        return None
+
+    def codegen(context, builder, signature, args):
+        asm(builder, VOID, ptx.fence(level), "", [])
+        return context.get_dummy_value()
+
+    return types.none(scope or DEFAULT), codegen
+
+
 @define(words.load_relaxed_four)
 def _(typing_context, a, i, scope=None):
     level = _scope(scope)

@@ -142,6 +142,9 @@ class PythonBlock:
         copy.check()
         self.python_grid.copies.append(copy)
 
+    def acquire_fence(self, scope):
+        """Nothing: what is written is visible."""
+
     def async_fence(self):
         """Nothing: copies see what lanes see."""
 

@@ -124,6 +124,11 @@ LOAD_PIECE = "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];"
 STORE_PIECE = "st.shared.v4.b32 [$0], {$1, $2, $3, $4};"
 
 
+def fence(scope: int) -> str:
+    """Between relaxed loads and what comes after them, as if they had acquired."""
+    return f"fence.acq_rel.{SCOPES[scope]};"
+
+
 def load(order: str, scope: int, bits: int) -> str:
     """An ordered load: `order` is relaxed or acquire."""
     return f"ld.{order}.{SCOPES[scope]}.global.u{bits} $0, [$1];"

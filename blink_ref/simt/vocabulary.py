@@ -153,6 +153,14 @@ def load_acquire(a, i, scope=GPU):
     return a[i]
 
 
+def acquire_fence(scope=GPU):
+    """What writers wrote before releasing what this lane has read by relaxed loads is visible from now on.
+
+    As if those loads had been :func:`load_acquire`; one fence does for many.
+    """
+    me().block.acquire_fence(scope)
+
+
 def store_relaxed(a, i, value, scope=GPU):
     """``a[i] = value``, never torn, and ordering nothing."""
     a[i] = value

@@ -87,6 +87,8 @@ class Agent(Actor):
         block.lanes.append(self)
         self.gate = threading.Lock()
         self.gate.acquire()
+        self.seen: dict[int, np.ndarray] = {}
+        """by distance: what has been released by those whose values its relaxed loads have read"""
         self.received: list[Any] = []
         """what the warp's last exchange brought"""
         self.waits_at: FrameType | None = None
@@ -100,6 +102,16 @@ class Agent(Actor):
     def tick(self) -> None:
         """What this agent does from now on is not covered by what it has released so far."""
         self.clock[self.index] += 1
+
+    def see(self, distance: int, known: np.ndarray) -> None:
+        """A relaxed load has read the value of a releaser at a distance, who knew this."""
+        self.seen[distance] = np.maximum(known, self.seen.get(distance, 0))
+
+    def acquire(self, scope: int) -> None:
+        """A fence: what its relaxed loads have seen so far has come before what it does next."""
+        for distance, known in self.seen.items():
+            if scope >= distance:
+                np.maximum(self.known, known, out=self.known)
 
     def fence(self) -> None:
         """What has come before comes before asynchronous copies, too."""
@@ -240,6 +252,10 @@ class Block:
         copier.begin(agent, line)
         copier.make = lambda: make(copier)
         self.python_grid.start_copy(copier)
+
+    def acquire_fence(self, scope: int) -> None:
+        """What the running agent's relaxed loads have seen released comes before what it does next."""
+        self.python_grid.running.acquire(scope)
 
     def async_fence(self) -> None:
         """What the running agent has done or seen comes before copies that follow."""

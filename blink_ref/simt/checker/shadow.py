@@ -125,8 +125,8 @@ class Shadow:
         word = self._checked_word(key, attempt)
         self._note(word.loads, LOADS, attempt)
         if not order.acquires:
-            return
-        if order.on_mbarrier:
+            word.see(self._run.explorer.running, scope)
+        elif order.on_mbarrier:
             word.pass_phase(self._run.explorer.running)
         else:
             word.acquire(self._run.explorer.running, scope)

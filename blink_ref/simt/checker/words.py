@@ -1,5 +1,6 @@
 """Elements that are accessed with an order: what each access hands on, and to whom."""
 
+from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -91,9 +92,19 @@ class Word:
 
     def acquire(self, agent: "Agent", scope: int) -> None:
         """What came before the release of the value now seen, has come before what `agent` does next."""
+        for _, known in self._handed_on(agent, scope):
+            np.maximum(agent.known, known, out=agent.known)
+
+    def see(self, agent: "Agent", scope: int) -> None:
+        """The same, if the agent comes to a fence later."""
+        for distance, known in self._handed_on(agent, scope):
+            agent.see(distance, known)
+
+    def _handed_on(self, agent: "Agent", scope: int) -> Iterator[tuple[int, np.ndarray]]:
+        """How far the releasers are from whom `scope` lets see it, and what they knew."""
         for releaser, reach, known in self._released:
-            if min(scope, reach) >= agent.distance(releaser):
-                np.maximum(agent.known, known, out=agent.known)
+            if min(scope, reach) >= (distance := agent.distance(releaser)):
+                yield distance, known
 
     def release(self, agent: "Agent", scope: int, keeps: bool) -> None:
         """`agent` hands on all that it did and saw; if it `keeps` what it found, so do those before it."""
