@@ -10,6 +10,7 @@ from .vocabulary import (
     i32,
     i64,
     load_acquire,
+    opaque,
     relax,
     thread_id,
     u32,
@@ -38,15 +39,17 @@ def grid_arrive(block):
     """
     barrier()
     if thread_id() == 0:
-        block.turn[block.team] = u32(block.turn[block.team] + u32(block.blocks))
-        atomic_add(block.grid, block.team * (GRID_WORDS >> 1), u32(1))
+        team = opaque(block.team)  # addresses made here are in no register before
+        block.turn[team] = u32(block.turn[team] + u32(block.blocks))
+        atomic_add(block.grid, team * (GRID_WORDS >> 1), u32(1))
 
 
 @device
 def grid_wait(block):
     """The second half: wait until every block has come to the first."""
     if thread_id() == 0:
-        counter, turn, spins = block.team * (GRID_WORDS >> 1), block.turn[block.team], i64(0)
+        team = opaque(block.team)
+        counter, turn, spins = team * (GRID_WORDS >> 1), block.turn[team], i64(0)
         while i32(load_acquire(block.grid, counter) - turn) < 0:
             relax(spins)
             spins += 1

@@ -5,20 +5,23 @@ from contextlib import contextmanager
 from typing import Any
 
 from numba import cuda
-from numba.cuda import cudaimpl, dispatcher
+from numba.cuda import cgutils, cudaimpl, dispatcher
 from numba.cuda import types as cuda_types
 from numba.cuda.cudadrv import driver
-from numba.cuda.extending import overload
+from numba.cuda.extending import intrinsic, overload
 from numba.cuda.np import arrayobj
 from numba.cuda.typing import templates
 from numba.cuda.typing.typeof import typeof, typeof_impl
 
 __all__ = [
+    "arrayobj",
+    "cgutils",
     "cuda",
     "cuda_types",
     "cudaimpl",
     "dispatcher",
     "driver",
+    "intrinsic",
     "no_index_from_the_end",
     "overload",
     "templates",

@@ -26,6 +26,7 @@ from . import (
 )
 from . import vocabulary as words
 from .cache import Locator, pass_over_what_is_gone
+from .cuda_arguments import count_of, maker_of, words_of
 from .cuda_words import arena
 from .device import DeviceFunction, references
 from .numba_cuda import cuda, cuda_types, driver, no_index_from_the_end, typeof, typeof_impl
@@ -149,12 +150,17 @@ def _(fn, context):
 
 
 @functools.cache
-def kernel(fn: DeviceFunction, lanes: int) -> Any:
-    """The ``@cuda.jit`` kernel that runs `fn`, for blocks of up to `lanes` threads."""
-    body = fn.cuda
+def kernel(fn: DeviceFunction, lanes: int, given: Any) -> Any:
+    """The ``@cuda.jit`` kernel that runs `fn`, for blocks of up to `lanes` threads.
+
+    It is given a tuple of words (:mod:`.cuda_arguments`); of what type they are is `given`: the grid's array, and
+    the arguments of `fn` behind its block.
+    """
+    body, made = fn.cuda, maker_of(given)
 
     @cuda.jit(launch_bounds=(lanes, 1))
-    def run(grid, args):
+    def run(words):
+        grid, args = made(words)
         shared = arena()
         turn = cuda.shared.array(2, u32)
         if cuda.threadIdx.x == 0:
@@ -163,7 +169,7 @@ def kernel(fn: DeviceFunction, lanes: int) -> Any:
         body(Block(i64(cuda.blockIdx.x), i64(cuda.gridDim.x), shared, grid, turn, i64(0)), *args)
 
     if fn.kept_on_disk:
-        run._cache = _KernelCache(fn.python, lanes)
+        run._cache = _KernelCache(fn.python, lanes, given)
     return run
 
 
@@ -180,13 +186,13 @@ class _KernelCache(cuda_dispatcher.CUDACache):
 
     _impl_class = _KernelCacheImplementation
 
-    def __init__(self, fn: FunctionType, lanes: int) -> None:
+    def __init__(self, fn: FunctionType, lanes: int, given: Any) -> None:
         super().__init__(fn)
         pass_over_what_is_gone(self)
-        self._lanes = lanes
+        self._lanes, self._given = lanes, given
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
-        return sig, codegen.magic_tuple(), self._lanes
+        return sig, codegen.magic_tuple(), self._lanes, self._given
 
 
 class Running:
@@ -210,15 +216,16 @@ def start(fn: DeviceFunction, blocks: int, lanes: int, args: tuple[Any, ...], sh
         raise BlinkError(f"a CUDA block has whole warps of 32 lanes, or a single lane, not {lanes} lanes")
     if lanes == 1 and (work := warp_work(fn)):
         raise BlinkError(f"{fn} needs whole warps, for {', '.join(work)}; launch it with 32 lanes")
-    run = kernel(fn, lanes)
     grid = cuda.to_device(np.zeros(GRID_WORDS, np.uint32))
+    given = typeof((grid, args))
+    run, words = kernel(fn, lanes, given), words_of((grid, args))
     with no_index_from_the_end():
-        compiled = run.compile((typeof(grid), typeof(args)))
+        compiled = run.compile((types.UniTuple(types.int64, count_of(given)),))
     compiled.cooperative = True
     _allow_shared(compiled, shared * 4)
     stream, done = cuda.stream(), cuda.event(timing=False)
     cuda.synchronize()  # what was copied for the kernel is there
-    run[blocks, lanes, stream, shared * 4](grid, args)
+    run[blocks, lanes, stream, shared * 4](words)
     done.record(stream)
     return Running(done, (grid, args, stream))
 
@@ -277,7 +284,9 @@ def _allow_shared(compiled: Any, size: int) -> None:
 
 def compile_to_ptx(fn: DeviceFunction, argument_types: tuple[Any, ...], lanes: int, cc: tuple[int, int]) -> str:
     """PTX of `fn`'s kernel for compute capability `cc`; needs no GPU."""
-    grid = types.Array(types.uint32, 1, "C")
+    given = types.BaseTuple.from_types(
+        (types.Array(types.uint32, 1, "C"), types.BaseTuple.from_types(argument_types))
+    )
     current = cuda_dispatcher.get_current_device
     # numba-cuda asks the present GPU which capability to compile a callee for
     cuda_dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=cc)
@@ -286,8 +295,8 @@ def compile_to_ptx(fn: DeviceFunction, argument_types: tuple[Any, ...], lanes: i
         _forget(fn)
         with no_index_from_the_end():
             code, _ = cuda.compile_ptx(
-                kernel(fn, lanes).py_func,
-                (grid, types.BaseTuple.from_types(argument_types)),
+                kernel(fn, lanes, given).py_func,
+                (types.UniTuple(types.int64, count_of(given)),),
                 cc=cc,
                 launch_bounds=(lanes, 1),
             )
