@@ -25,7 +25,7 @@ from blink_ref.simt.checker import Finding
 ROOT = Path(__file__).parent.parent
 SOURCES = ("kernels", "kvcache", "scheduler", "ring", "engine", "simt/grid.py")
 
-BARRIERS = {"barrier", "warp_barrier", "grid_barrier"}
+BARRIERS = {"barrier", "warp_barrier", "grid_barrier", "acquire_fence"}
 BARRIERS |= {"mbarrier_arrive", "mbarrier_expect_bytes", "mbarrier_wait", "async_fence"}
 
 SEEDS = range(4)

@@ -16,7 +16,7 @@ from tests import mutants
 SOME = [
     "kernels.rmsnorm.rmsnorm: barrier 2",
     "scheduler.admit.choose: barrier 1",
-    "scheduler.arrivals.take_request: load_acquire 1",
+    "scheduler.arrivals.list_rung: acquire_fence 1",
     "ring.device.write_record: store_release 1",
     "engine.persistent.serve: grid_barrier 1",
 ]

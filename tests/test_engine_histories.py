@@ -15,6 +15,7 @@ from blink_ref.model.reference import Reference
 from blink_ref.ring.layout import BAD_REQUEST, CANCEL, LENGTH, STOP
 from blink_ref.scheduler import state
 from blink_ref.scheduler.admit import refusal_spec
+from blink_ref.scheduler.rehearsal import REHEARSAL
 from blink_ref.scheduler.residence import RECORDS_A_SAMPLE
 
 EXAMPLES = int(os.environ.get("BLINK_REF_EXAMPLES", "500"))
@@ -93,8 +94,11 @@ class History(RuleBasedStateMachine):
         outbox=st.sampled_from([2, 4, 8, 64]),
         sharing=st.booleans(),
         own_block=st.booleans(),
+        rehearsals=st.booleans(),
     )
-    def start(self, seed, blocks, pages, page_size, running, reserved, spare_rows, outbox, sharing, own_block):
+    def start(
+        self, seed, blocks, pages, page_size, running, reserved, spare_rows, outbox, sharing, own_block, rehearsals
+    ):
         made = chosen(
             SMALL,
             self.target,
@@ -108,6 +112,7 @@ class History(RuleBasedStateMachine):
             rows=running + spare_rows,
             sharing=sharing,
             scheduler_block=own_block,
+            rehearsals=rehearsals,
         )
         self.made = Bench(small(), made, outbox=outbox, workers=WORKERS, arena=SLOTS * 32 // WORKERS, events=64)
         self.made.seed = seed if self.checked else None
@@ -141,7 +146,7 @@ class History(RuleBasedStateMachine):
         made = self.made
         made.poison()
         nic, before = made.window.nic.tobytes(), made.steps
-        made.run(steps)
+        made.run(steps, patience=REHEARSAL + 1)
         assert made.window.nic.tobytes() == nic, "the GPU writes its own half only"
         assert made.steps <= before + steps
         self.nobody_is_kept_waiting()

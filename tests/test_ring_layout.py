@@ -119,7 +119,7 @@ def test_an_array_of_words_lies_in_the_half_without_gaps(layout):
     half = np.zeros((), layout.nic_half)
     half["arena"][-1] = 7
     assert half["arena"].flags.c_contiguous
-    assert half["arena"].shape == (layout.workers * layout.arena,)
+    assert half["arena"].shape == (layout.workers * layout.arena + layout.rehearsal,)
     assert half["doorbell"].strides == (4,)
     assert not half["request"]["prompt_len"].any()
 

@@ -47,8 +47,8 @@ def look_alone(block, window, slots, queue, sampling, cache, context, vocab):
 
 
 @device
-def listen_alone(block, window, slots, queue, turns, patience, result):
-    turns, heard = listen(window, slots, queue, turns, patience)
+def listen_alone(block, window, slots, queue, cache, turns, patience, result):
+    turns, heard = listen(window, slots, queue, cache, turns, patience)
     if thread_id() == 0:
         result[0] = turns
         result[1] = i32(heard)
@@ -113,9 +113,8 @@ def test_who_listens_hears_a_doorbell_at_once_and_looks_up_now_and_then(
     made, result = bench(), np.full(2, -1, np.int32)
     made.window.nic["doorbell"][3] = rung
     made.queue.count[state.WAITING] = waits
-    simt.launch(
-        listen_alone, 1, LANES[target], made.view, made.slots, made.queue, turns, patience, result, target=target
-    )
+    rest = made.slots, made.queue, made.cache, turns, patience, result
+    simt.launch(listen_alone, 1, LANES[target], made.view, *rest, target=target)
     assert tuple(result) == expected
     assert made.queue.rung[: made.queue.count[state.RUNG]].tolist() == [3] * expected[1]
 

@@ -19,6 +19,7 @@ from ..kernels import attention, flash_decoding, staging, stream, tiles, work_li
 from ..model.config import ModelConfig
 from ..model.weights import Weights
 from ..ring.layout import BEAT_EVENTS, BEAT_STATE, END, STOPPED, TOKEN, URGENT, unpack_record
+from ..scheduler import arrivals
 from ..simt.checker import Count, check
 from ..simt.vocabulary import DOTS_ROWS, SYSTEM, load_acquire, relax, store_release
 
@@ -64,6 +65,7 @@ SETTINGS = Settings(
     page_size=PAGE_SIZE,
     pages=7,
     reserved=1,
+    rehearsals=True,
 )
 
 OUTBOX = 8
@@ -92,7 +94,7 @@ PENALTIES = {"repetition": 1.3, "presence": 0.5, "frequency": 0.25, "min_tokens"
 
 REQUESTS = [
     Request(0, 7, 2),
-    Request(12, 20, 20),  # too long
+    Request(15, 20, 20),  # too long
     Request(1, 2, 3, FILTERS),
     Request(9, 3, 8, cancelled=True),
     Request(5, 9, 3, {"leader": 1, "leader_generation": 1}),
@@ -114,6 +116,9 @@ LATER = [Request(2, 2, 9), *[Request(10, 1, 1, {"flags": URGENT})] * 4]
 SILENCE = 300
 """Turns of the NIC in which it does nothing, while the scheduler has nothing to do."""
 
+AT_FIRST = 60
+"""The same, before anything else: the scheduler rehearses, and may not be done when the doorbells ring."""
+
 
 class Nic:
     """The NIC's side of the window in the fewest words, as an agent that the checker watches."""
@@ -126,6 +131,8 @@ class Nic:
         self._running: dict[int, Request] = {}
 
     def __call__(self, window: Any, *_: Any) -> None:
+        for n in range(AT_FIRST):
+            relax(n)
         store_release(window.trace, 0, np.uint32(1), SYSTEM)
         spins = 0
         for requests in (REQUESTS, LATER):
@@ -248,6 +255,7 @@ def narrow_pieces() -> Iterator[None]:
     """Tiles of this model, too, are cut in pieces, its strips, its texts; and two strips' sums wait at most."""
     changes = [
         (tiles, "COLUMNS", 4),
+        (arrivals, "FEW", 1),  # more that ring at once have their prompts copied at admission
         (stream, "PIECE", 1),
         (stream, "MOST_SLOTS", 2),
         (stream, "AT_ONCE", 16),  # some activations are copied asynchronously, some by the lanes

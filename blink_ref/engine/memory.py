@@ -158,7 +158,7 @@ def arguments(
         if pack:
             packed[:] = packing.spec(config, weights)
     slots, queue = state.allocate(
-        s.slots, s.running, s.context, s.reserved, s.layer_preemption, s.scheduler_block, s.rows
+        s.slots, s.running, s.context, s.reserved, s.layer_preemption, s.scheduler_block, s.rows, s.rehearsals
     )
     return (
         window,

@@ -59,6 +59,9 @@ class Settings:
     """whether those interrupt a step between two layers, or wait for its end"""
     scheduler_block: bool = False
     """whether block 0 only schedules, while the others compute; there are two blocks then at least"""
+    rehearsals: bool = False
+    """whether the scheduler, when it has nothing to do, rehearses a request, so that its instructions are at hand
+    (scheduler/rehearsal.py)"""
     tiles: int = 0
     """steps of more rows are computed in tiles, if model and GPU allow it: much faster, but a request's tokens may
     then depend on what is computed beside it; 0 = no step is"""
@@ -172,6 +175,7 @@ def choose(
         shared,
         *sizes,
         scheduler_block=scheduler_block,
+        rehearsals=target == "cuda",
         tiles=tiles.FEW if fast else 0,
         stream_rows=stream.MOST_ROWS if streams else 0,
         kv_dtype=kv_dtype,

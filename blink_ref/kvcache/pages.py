@@ -21,6 +21,9 @@ from ..simt.vocabulary import divide, i32, i64
 FREE, LIMBO, UNUSED = range(3)
 """Places in :attr:`Cache.count`: pages on the free stack, in limbo, and cached but held by nobody."""
 
+BUCKETS = 4
+"""For each page, at least: most have no page or one, so that a look for what is not there ends at once."""
+
 NOWHERE = -1
 """In the list of cached pages: the page is not in it."""
 
@@ -102,7 +105,7 @@ def allocate(
         count=np.array([pages, 0, 0], np.int32),
         newer=newer,
         older=older,
-        bucket=i32s(1 << max(4, (pages - 1).bit_length())),
+        bucket=i32s(BUCKETS << max(4, (pages - 1).bit_length())),
         following=i32s(pages),
         hash=np.zeros(pages, np.uint64),
         parent=i32s(pages),

@@ -120,7 +120,7 @@ def link_chain(cache, slot, first, whole):
         if first + lane_id() < whole:
             own = cache.chain[slot, first + lane_id()]
         upto = before
-        for lane in range(warp_width()):
+        for lane in range(min(i64(warp_width()), whole - first)):
             part = u64(lane_broadcast(i64(own), lane))
             before += part
             if lane <= lane_id():
@@ -139,10 +139,11 @@ def find(slots, cache, slot, i, parent):
     wanted = cache.chain[slot, i]
     page = i64(cache.bucket[bucket_of(cache, wanted)]) - 1
     while page != NONE:
+        following = i64(cache.following[page]) - 1
         right = cache.hash[page] == wanted and (parent == NONE or cache.parent[page] == parent)
         if right and same_tokens(slots, cache, slot, i, page):
             break
-        page = i64(cache.following[page]) - 1
+        page = following
     return page
 
 

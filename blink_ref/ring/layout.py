@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 MAGIC = int.from_bytes(b"BLINKREF", "little")
-VERSION = 3
+VERSION = 4
 PAGE = 4096
 LINE = 64
 """Bytes in a cache line; words of different workers lie on different ones."""
@@ -141,6 +141,10 @@ REQUEST = np.dtype(
 )
 
 
+REHEARSED_PAGES = 2
+"""Whole pages of the prompt of a rehearsal."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """Sizes of a window. Worker w owns slots w*slots/workers and on.
@@ -177,8 +181,8 @@ class Layout:
                 ("consumed", "<u4", self.workers * LINE // 4),  # [w*16]: records taken, modulo 2**32
                 ("urgent", "<u4", self.workers * LINE // 4),  # [w*16]: URGENT requests rung, modulo 2**32
                 ("trace", "<u4", LINE // 4),  # word 0: 1 asks for events
-                ("request", REQUEST, self.slots),
-                ("arena", "<u4", self.workers * self.arena),
+                ("request", REQUEST, self.slots + 1),  # the last one is of no slot: for rehearsals
+                ("arena", "<u4", self.workers * self.arena + self.rehearsal),  # the prompt of those at the end
             ]
         )
 
@@ -199,6 +203,11 @@ class Layout:
                 ("event", "<u8", (self.events, 2)),
             ]
         )
+
+    @property
+    def rehearsal(self) -> int:
+        """Tokens of the prompt that an idle scheduler rehearses with, which nobody writes."""
+        return REHEARSED_PAGES * self.page_size + 1
 
     @property
     def size(self) -> int:

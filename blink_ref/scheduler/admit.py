@@ -20,19 +20,17 @@ from ..ring.layout import (
 from ..simt import device
 from ..simt.vocabulary import (
     BLOCK,
-    atomic_add,
     atomic_max,
     barrier,
     block_threads,
-    f32_of_bits,
     i32,
     i64,
     thread_id,
     u32,
 )
-from .arrivals import MOST_PENALTY, mark_ending
+from .arrivals import copy_prompt, mark_ending
 from .residence import join_batch, preempt, share_page, stalls
-from .state import DEALING, DECISION, FOUND, OLDER, RUNG, RUNNING, STRANGERS, WAITING
+from .state import DEALING, DECISION, FOUND, OLDER, RUNG, RUNNING, WAITING
 from .trace import event
 
 LATEST = i64(-(2**63))
@@ -62,7 +60,9 @@ def admit(window, slots, queue, cache, sampling, vocab):
         if slot >= 0:
             known = i64(slots.known[slot])
             if known == 0:
-                known = copy_prompt(window, slots, queue, sampling, slot, vocab)
+                copy_prompt(window, slots, sampling, slot, vocab)
+                barrier()
+                known = i64(slots.prompt_len[slot])
             look_up(slots, cache, slot, known)
         if thread_id() == 0:
             queue.count[DECISION] = decide(window, slots, queue, cache, slot, known)
@@ -97,33 +97,37 @@ def gives_place(window, slots, slot):
 def begin_choice(queue):
     """Nobody has been looked at. One lane, before a barrier and :func:`choose`."""
     queue.first[0] = LATEST
-    queue.count[STRANGERS] = 0
 
 
 @device
 def choose(window, slots, queue, urgent_only):
-    """Who goes first of those that can, or -1. All lanes; a barrier before, and one at the end.
+    """Who goes first of those that can, or -1. All lanes; a barrier before, and one at the end if it is nobody.
 
-    Where nobody waits but those that have just rung, only they are looked at.
+    Where nobody waits but those that have just rung, only they are looked at; and if it is one, all lanes look at
+    it, and need not agree.
     """
     first, all_new = LATEST, queue.count[OLDER] == 0
     those = i64(slots.state.shape[0])
     if all_new:
         those = i64(queue.count[RUNG])
-    n = i64(thread_id())
+    alone, n = those == 1, i64(thread_id())
+    if alone:
+        n = i64(0)
     while n < those:
         slot = n
         if all_new:
             slot = i64(queue.rung[n])
-        if slots.state[slot] == READY:
-            order = i64(slots.order[slot])
-            if can_start(window, slots, slot, urgent_only):
+        if all_new or slots.state[slot] == READY:  # of the new ones all is read at the same time
+            state, order = slots.state[slot], i64(slots.order[slot])
+            if can_start(window, slots, slot, urgent_only) and state == READY:
                 first = max(first, -order)
         n += block_threads()
-    if first > LATEST:
+    if not alone and first > LATEST:
         atomic_max(queue.first, 0, first, BLOCK)
-    barrier()
-    first = i64(queue.first[0])
+    if not alone or first == LATEST:
+        barrier()
+    if not alone:
+        first = i64(queue.first[0])
     return i64(-1) if first == LATEST else -first & i64(0xFFFF)
 
 
@@ -148,52 +152,18 @@ def can_start(window, slots, slot, urgent_only):
 
 
 @device
-def copy_prompt(window, slots, queue, sampling, slot, vocab):
-    """The prompt, stop tokens and biases out of the window's arena; how long the prompt is. All lanes.
-
-    It ends with a barrier. A token outside the vocabulary or a bias that is no number, which no well-behaved NIC
-    writes, is counted in STRANGERS.
-    """
-    at, length = i64(slots.prompt_at[slot]), i64(slots.prompt_len[slot])
-    stops, biases = i64(sampling.stops[slot]), i64(sampling.biases[slot])
-    n = i64(thread_id())
-    while n < length + stops + biases:
-        if n < length + stops:
-            token = i64(window.arena[at + n])
-        else:
-            token = i64(window.arena[at + n + (n - length - stops)])
-        if token >= vocab:
-            atomic_add(queue.count, STRANGERS, i64(1), BLOCK)
-            token = i64(0)
-        if n < length:
-            slots.token[slot, n] = i32(token)
-        elif n < length + stops:
-            sampling.stop[slot, n - length] = i32(token)
-        else:
-            bias = n - length - stops
-            sampling.bias_token[slot, bias] = i32(token)
-            value = f32_of_bits(window.arena[at + n + bias + 1])
-            sampling.bias[slot, bias] = value
-            if not abs(value) <= MOST_PENALTY:
-                atomic_add(queue.count, STRANGERS, i64(1), BLOCK)
-        n += block_threads()
-    barrier()
-    return length
-
-
-@device
 def decide(window, slots, queue, cache, slot, known):
     """Admit the chosen slot or not, its pages looked up; returns whom to look for next. One lane."""
     if slot < 0:
         return NOBODY
-    decision, strangers = queue.count[DECISION], queue.count[STRANGERS]
+    decision, strange = queue.count[DECISION], slots.strange[slot]
     spare, urgent = spare_pages(cache), slots.urgent[slot]
     found, unused = found_pages(cache, slot, known), i64(0)
     for n in range(found):
         unused += i64(cache.older[cache.table[slot, n]] != NOWHERE)
     slots.known[slot] = i32(known)
     begin_choice(queue)
-    if strangers > 0:
+    if strange > 0:
         mark_ending(slots, queue, slot, BAD_REQUEST)
         return decision
     if pages_for(known + 1, cache.page_size) - found > spare - unused and urgent == 0:

@@ -68,18 +68,20 @@ def issue(window, queue, plans, layers):
     The plans change places: the next one is the spare one, or the third. What ran last is spare from now on, or,
     if it was put aside, the third.
     """
-    go = queue.count[OUTCOME]
+    go, left, aside = queue.count[OUTCOME], queue.count[LEFT], i64(queue.count[ASIDE])
+    now, spare, following = i64(queue.count[NOW]), i64(queue.count[SPARE]), i64(queue.count[NEXT])
+    begins = plans.count[following, FIRST_LAYER] == 0
+    left -= i64(go == RUN)
     queue.count[GO] = go
-    queue.count[LEFT] -= i64(go == RUN)
-    queue.count[BESIDE] = i64(go == RUN and queue.own_block == 1 and queue.count[LEFT] != 0)
+    queue.count[LEFT] = left
+    queue.count[BESIDE] = i64(go == RUN and queue.own_block == 1 and left != 0)
     if go == RUN:
-        now, spare, following = i64(queue.count[NOW]), i64(queue.count[SPARE]), i64(queue.count[NEXT])
         queue.count[NOW] = following
-        if queue.count[ASIDE] == now:
+        if aside == now:
             queue.count[SPARE] = third_plan(now, spare)
         elif following == spare:
             queue.count[SPARE] = now
-        if plans.count[following, FIRST_LAYER] == 0:
+        if begins:
             begin_step(window, queue, plan_of(plans, following), layers)
 
 

@@ -27,15 +27,16 @@ from ..simt import device
 from ..simt.vocabulary import (
     BLOCK,
     SYSTEM,
+    acquire_fence,
     atomic_add,
     barrier,
     block_threads,
     clock_ns,
     f32,
+    f32_of_bits,
     i32,
     i64,
     lane_id,
-    load_acquire,
     load_relaxed,
     load_relaxed_four,
     relax,
@@ -44,12 +45,14 @@ from ..simt.vocabulary import (
     warp_id,
     warps,
 )
+from .rehearsal import REHEARSAL, begin_rehearsal, may_rehearse, pretend, record_of
 from .state import (
     ARRIVED,
     ENDING,
     IN_RUNNING,
     OLDER,
     PAUSED,
+    REHEARSING,
     RUNG,
     RUNNING,
     STOPPING,
@@ -75,6 +78,9 @@ MOST_PENALTY = f32(1e6)
 
 MS = 1_000_000
 
+FEW = 8
+"""Of so many requests that ring at once, the prompts are copied at once, too."""
+
 PATIENT = 16
 """Of so many turns in which there is nothing to do, one looks at more than the doorbells."""
 
@@ -93,7 +99,7 @@ def order_spec(arrival: int, priority: int, urgent: bool, slot: int) -> int:
 
 
 @device
-def listen(window, slots, queue, turns, patience):
+def listen(window, slots, queue, cache, turns, patience):
     """While there is nothing to do, look at the doorbells and at nothing else. All lanes of one block.
 
     Between two turns of the scheduler. Returns how many turns there have been, each look one of them, and whether
@@ -101,11 +107,16 @@ def listen(window, slots, queue, turns, patience):
     or `patience` is over.
     """
     idle, heard = nothing_to_do(queue), False
+    rehearses = idle and may_rehearse(slots, queue, cache)
     while True:
         relax(turns)
         turns = i32((turns + 1) & MOST_TURNS)
         barrier()  # all have seen that none has rung
         if not idle or turns & (PATIENT - 1) == 0 or turns == patience:
+            break
+        if rehearses and turns == REHEARSAL:
+            begin_rehearsal(window, slots, queue)
+            heard = True
             break
         scan(window, slots, queue)
         barrier()
@@ -129,10 +140,15 @@ def look_around(window, slots, queue, sampling, cache, context, vocab, turns, he
             return False
     take_requests(window, slots, queue, sampling, vocab)
     barrier()
+    if queue.count[REHEARSING] == 1:
+        pretend(window, slots, sampling, cache, context)
     n = i64(thread_id())
     while n < queue.count[RUNG]:
         judge(window, slots, queue, sampling, cache, context, i64(queue.rung[n]))
         n += block_threads()
+    if queue.count[RUNG] <= FEW:  # while the first lanes judge, those from the middle on copy
+        for place in range(queue.count[RUNG]):
+            copy_prompt(window, slots, sampling, i64(queue.rung[place]), vocab)
     barrier()
     if thread_id() == 0:
         queue.count[OLDER] = queue.count[WAITING]
@@ -143,6 +159,38 @@ def look_around(window, slots, queue, sampling, cache, context, vocab, turns, he
                 slot = i64(queue.rung[place])
                 event(window, queue, EVENT_ARRIVE, slot, slots.prompt_len[slot])
     return True
+
+
+@device
+def copy_prompt(window, slots, sampling, slot, vocab):
+    """The prompt, stop tokens and biases out of the window's arena. All lanes share them; no barrier.
+
+    A token outside the vocabulary or a bias that is no number, which no well-behaved NIC writes, makes the request
+    a strange one.
+    """
+    at, length = i64(slots.prompt_at[slot]), i64(slots.prompt_len[slot])
+    stops, biases = i64(sampling.stops[slot]), i64(sampling.biases[slot])
+    n = counted_from_the_middle(i64(thread_id()))
+    while n < length + stops + biases:
+        if n < length + stops:
+            token = i64(window.arena[at + n])
+        else:
+            token = i64(window.arena[at + n + (n - length - stops)])
+        if token >= vocab:
+            atomic_add(slots.strange, slot, i32(1), BLOCK)
+            token = i64(0)
+        if n < length:
+            slots.token[slot, n] = i32(token)
+        elif n < length + stops:
+            sampling.stop[slot, n - length] = i32(token)
+        else:
+            bias = n - length - stops
+            sampling.bias_token[slot, bias] = i32(token)
+            value = f32_of_bits(window.arena[at + n + bias + 1])
+            sampling.bias[slot, bias] = value
+            if not abs(value) <= MOST_PENALTY:
+                atomic_add(slots.strange, slot, i32(1), BLOCK)
+        n += block_threads()
 
 
 @device
@@ -230,6 +278,7 @@ def list_rung(slots, queue, slot, bits):
     while bits > 0:
         if bits & 1 and slots.state[slot] == FREE and slots.flight[slot] != IN_RUNNING:
             queue.rung[atomic_add(queue.count, RUNG, i64(1), BLOCK)] = i32(slot)
+            acquire_fence(SYSTEM)  # the request and prompt written before the doorbell are now visible
         bits = i32(bits >> 1)
         slot = i32(slot + 1)
 
@@ -279,11 +328,13 @@ def take_requests(window, slots, queue, sampling, vocab):
     """
     n = i64(thread_id())
     while n < queue.count[RUNG]:
-        take_request(window, slots, queue, sampling, i64(queue.rung[n]))
+        slot = i64(queue.rung[n])
+        take_request(window, slots, queue, sampling, slot, record_of(window, queue, slot))
         n += block_threads()
     n = counted_from_the_middle(i64(thread_id()))
     while n < queue.count[RUNG]:
-        take_sampling(window, sampling, i64(queue.rung[n]), vocab)
+        slot = i64(queue.rung[n])
+        take_sampling(window, sampling, slot, record_of(window, queue, slot), vocab)
         n += block_threads()
 
 
@@ -296,33 +347,35 @@ def counted_from_the_middle(lane):
 
 
 @device
-def take_request(window, slots, queue, sampling, slot):
-    """What is wanted, by whom, and how much of it. One lane.
+def take_request(window, slots, queue, sampling, slot, record):
+    """What is wanted, by whom, and how much of it, says the record. One lane.
 
-    The window is never read for these fields again, so what is judged is what is used; the prompt itself is copied
-    at admission. All is read before anything is written: so all that is read crosses PCIe at the same time.
+    The window is never read for these fields again, so what is judged is what is used. All is read before anything
+    is written: so all that is read crosses PCIe at the same time. The prompt is copied next where FEW have rung,
+    else at admission: it is not `known` before.
     """
-    arrived = i64(queue.count[ARRIVED])
-    # once more, to acquire: the request and prompt written before the doorbell are now visible
-    taken = u32(load_acquire(window.doorbell, slot, SYSTEM))
-    request = window.request[slot]
+    arrived, few = i64(queue.count[ARRIVED]), i32(queue.count[RUNG] <= FEW)
+    most = i64(slots.token.shape[1])
+    taken = u32(load_relaxed(window.doorbell, slot, SYSTEM))
+    request = window.request[record]
     at, length, limit, flags = request["prompt_at"], request["prompt_len"], request["max_tokens"], request["flags"]
     least, time_ms, stops, biases = request["min_tokens"], request["time_ms"], request["stops"], request["biases"]
     leader, leader_generation, priority = request["leader"], request["leader_generation"], request["priority"]
     unwanted = load_relaxed(window.cancel, slot, SYSTEM)
+    ending = i32(CANCEL * (unwanted == taken))
+    words = i64(at) + i64(length) + i64(stops) + 2 * i64(biases)
+    if stops > MOST_STOPS or biases > MOST_BIASES or words > window.arena_size:
+        length = stops = biases = u32(0)  # there is nothing to be copied
+        ending = i32(BAD_REQUEST)
+    # what was put aside may still have a row of the slot's last request: its loops stay within their arrays
+    length = i32(min(i64(length), most))
     slots.taken[slot] = taken
     slots.state[slot] = i32(READY)
-    slots.ending[slot] = i32(CANCEL * (unwanted == taken))
-    if (
-        stops > MOST_STOPS
-        or biases > MOST_BIASES
-        or i64(at) + i64(length) + i64(stops) + 2 * i64(biases) > window.arena_size
-    ):
-        slots.ending[slot] = i32(BAD_REQUEST)
-    slots.known[slot] = slots.done[slot] = slots.hashed[slot] = i32(0)
-    slots.prompt_at[slot] = i64(at)
-    # what was put aside may still have a row of the slot's last request: its loops stay within their arrays
-    slots.prompt_len[slot] = i32(min(i64(length), i64(slots.token.shape[1])))
+    slots.ending[slot] = ending
+    slots.known[slot] = length * few
+    slots.done[slot] = slots.hashed[slot] = slots.strange[slot] = i32(0)
+    slots.prompt_at[slot] = i64(at) + worker_of(window, slot) * window.arena_size
+    slots.prompt_len[slot] = length
     slots.limit[slot] = i32(min(i64(limit), MOST))
     urgent = i32((flags & u32(URGENT)) != 0)
     slots.urgent[slot] = urgent
@@ -335,8 +388,8 @@ def take_request(window, slots, queue, sampling, slot):
     slots.leader[slot] = i32(min(i64(leader), MOST))
     slots.leader_generation[slot] = leader_generation
     sampling.min_tokens[slot] = i32(min(i64(least), MOST))
-    sampling.stops[slot] = i32(min(i64(stops), i64(MOST_STOPS)))
-    sampling.biases[slot] = i32(min(i64(biases), i64(MOST_BIASES)))
+    sampling.stops[slot] = i32(stops)
+    sampling.biases[slot] = i32(biases)
 
 
 @device
@@ -345,10 +398,9 @@ def judge(window, slots, queue, sampling, cache, context, slot):
 
     All is read before the first branch: each read after one would wait for those before it.
     """
-    at, biases, least = slots.prompt_at[slot], sampling.biases[slot], sampling.min_tokens[slot]
+    biases, least = sampling.biases[slot], sampling.min_tokens[slot]
     leader, generation, unwanted = i64(slots.leader[slot]), slots.leader_generation[slot], i64(slots.ending[slot])
     reason = refusal(slots, sampling, cache, context, slot)
-    slots.prompt_at[slot] = at + worker_of(window, slot) * window.arena_size
     window.state[slot] = u32(READY)
     if biases > 0 or least > 0:
         sampling.filtered[slot] = i32(1)
@@ -376,10 +428,9 @@ def refusal(slots, sampling, cache, context, slot):
 
 
 @device
-def take_sampling(window, sampling, slot, vocab):
+def take_sampling(window, sampling, slot, record, vocab):
     """How a request's tokens are drawn, and whether all of it is valid, which no NaN is. One lane."""
-    load_acquire(window.doorbell, slot, SYSTEM)  # for the order: what was written before it is visible now
-    request = window.request[slot]
+    request = window.request[record]
     temperature, top_p, min_p = f32(request["temperature"]), f32(request["top_p"]), f32(request["min_p"])
     repetition, presence = f32(request["repetition"]), f32(request["presence"])
     frequency, top_k, logprobs = f32(request["frequency"]), i64(request["top_k"]), i64(request["logprobs"])

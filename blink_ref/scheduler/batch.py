@@ -11,6 +11,7 @@ from ..ring.device import worker_of, workers_of
 from ..ring.layout import PAUSED as SHOWN_AS_PAUSED
 from ..simt import device
 from ..simt.vocabulary import barrier, block_threads, i32, i64, thread_id, u32
+from .arrivals import counted_from_the_middle
 from .pause import bring_back, known_soon, urgent_first
 from .residence import RECORDS_A_SAMPLE, secure
 from .state import (
@@ -72,15 +73,16 @@ def choose_work(window, slots, queue, plans, draft, sampling, cache, beside):
     the number of the plan that is next.
     """
     forget_rows(plans, draft)
-    urgent = urgent_first(slots, queue)
+    urgent, rows = urgent_first(slots, queue), i64(0)
     if beside == 0 and urgent:
         deal_rows(window, slots, queue, plans, draft, sampling, cache, True)
+        rows = i64(plans.count[draft, ROWS])
         queue.count[STREAK] += 1
-    if beside == 0 and plans.count[draft, ROWS] == 0 and queue.count[PAUSED] == 1:
+    if beside == 0 and rows == 0 and queue.count[PAUSED] == 1:
         bring_back(window, queue, plan_of(plans, queue.count[ASIDE]))
         return queue.count[ASIDE]
     everybody = beside == 1 and queue.count[DRAFTING] == 1 and not urgent
-    everybody = everybody or (beside == 0 and plans.count[draft, ROWS] == 0)
+    everybody = everybody or (beside == 0 and rows == 0)
     if everybody:
         queue.count[STREAK] = 0
         deal_rows(window, slots, queue, plans, draft, sampling, cache, False)
@@ -187,12 +189,12 @@ def add_chunk(window, slots, queue, plan, sampling, slot, n):
 
 @device
 def fill_rows(slots, draft, chunk):
-    """Slot, position and token of each row of a drafted chunk. All lanes share out the rows.
+    """Slot, position and token of each row of a drafted chunk. All lanes share out the rows, the first warp last.
 
     Of a token that is not known yet: which sample of the running step it is.
     """
     slot, row, first = i64(draft.chunk_slot[chunk]), i64(draft.chunk_row[chunk]), i64(draft.chunk_first[chunk])
-    n = i64(thread_id())
+    n = counted_from_the_middle(i64(thread_id()))
     while n < draft.chunk_rows[chunk]:
         draft.slot[row + n] = i32(slot)
         draft.position[row + n] = i32(first + n)

@@ -17,12 +17,13 @@ from ..ring.layout import (
     STOPPED,
 )
 from ..simt import device
-from ..simt.vocabulary import barrier, i32, i64, thread_id
+from ..simt.vocabulary import barrier, i32, i64, thread_id, warp_width
 from .admit import admit
 from .ahead import issue, may_draft, take_off, third_plan
 from .arrivals import listen, look_around, mark_ending
 from .batch import make_draft
 from .pause import put_aside
+from .rehearsal import end_rehearsal
 from .residence import forget_reserved, measure_room
 from .retire import end_requests, file_landed, move_pages, take_in, tell
 from .sight import LOOKED, show_counts, show_step, stamp
@@ -32,6 +33,7 @@ from .state import (
     BESIDE,
     DRAFTED,
     DRAFTING,
+    ENDING,
     FILTERED,
     GO,
     IDLE,
@@ -41,6 +43,7 @@ from .state import (
     NOW,
     OUTCOME,
     PAUSED,
+    REHEARSING,
     ROWS,
     RUN,
     RUNG_LATE,
@@ -48,11 +51,16 @@ from .state import (
     STEPS,
     STOPPING,
     TAKEN_IN,
+    TRACED,
     TRACING,
     TURNS,
     plan_of,
 )
 from .trace import heed_tracer, publish_events
+
+BEAT_TURNS = 64
+"""Turns between two beats of the heart, times the lanes of a warp. A GPU's turns take microseconds; and what it
+reads of the window waits for what it has written before."""
 
 
 @device
@@ -131,13 +139,18 @@ def plan_next(window, slots, queue, plans, landed, draft, sampling, cache, model
     while True:
         if look_around(window, slots, queue, sampling, cache, context, model.vocab, turns, heard):
             if thread_id() == 0:
-                file_landed(window, slots, queue, cache, plan_of(plans, landed))
-                if turns == 0 and queue.count[PAUSED] == 0:
-                    empty_limbo(cache)
-                end_requests(window, slots, queue, cache)
-                measure_room(window)
+                if turns == 0:
+                    file_landed(window, slots, queue, cache, plan_of(plans, landed))
+                    if queue.count[PAUSED] == 0:
+                        empty_limbo(cache)
+                if not heard or queue.count[ENDING] > 0:  # else nothing has been written since it was measured
+                    end_requests(window, slots, queue, cache)
+                    measure_room(window)
             admit(window, slots, queue, cache, sampling, model.vocab)
             make_draft(window, slots, queue, plans, draft, sampling, cache, beside)
+        if queue.count[REHEARSING] == 1:
+            barrier()  # all have filled their rows
+            end_rehearsal(window, slots, queue, plans, draft, cache)
         if thread_id() == 0:
             rows = i64(plans.count[queue.count[NEXT], ROWS])
             queue.count[OUTCOME] = what_now(window, slots, queue, rows, cache, turns, patience, beside)
@@ -146,14 +159,14 @@ def plan_next(window, slots, queue, plans, landed, draft, sampling, cache, model
         barrier()
         if beside == 1 or queue.count[OUTCOME] >= 0:
             break
-        turns, heard = listen(window, slots, queue, turns, patience)
+        turns, heard = listen(window, slots, queue, cache, turns, patience)
         stamp(plan_of(plans, draft), LOOKED, thread_id() == 0)
 
 
 @device
 def what_now(window, slots, queue, rows, cache, turns, patience, beside):
     """RUN, LEAVE, IDLE, or -1 to look again; beats the heart. One lane."""
-    if turns & 63 == 0:
+    if turns & (BEAT_TURNS * warp_width() - 1) == 0:
         queue.count[TURNS] += 1
         beat(window, BEATS, queue.count[TURNS])
         beat(window, BEAT_STATE, SERVING)
@@ -161,7 +174,8 @@ def what_now(window, slots, queue, rows, cache, turns, patience, beside):
     if beside == 0 and queue.count[STOPPING] == 1:
         say_goodbye(window, slots, queue, cache)  # the step planned just now is not run
         return LEAVE
-    heed_tracer(window, queue)
+    if queue.count[TRACING] != queue.count[TRACED] or queue.count[TRACED] == 1:
+        heed_tracer(window, queue)
     if rows > 0:
         return RUN
     if patience > 0 and turns >= patience:

@@ -13,9 +13,9 @@ RUNG, WAITING, RUNNING, ENDING, ARRIVED, URGENT_RUNG, PAUSED, TRACING = range(8)
 """Places in :attr:`Queue.count`: slots that have rung since the last look; requests that wait, that run, that
 are to end; arrivals so far; urgent ones among what has rung and been seen; 1 = a step is paused; 1 = events are
 wanted."""
-DECISION, STRANGERS, DEALING, STREAK = range(9, 13)
-"""What admission decides; tokens and biases that no NIC should send, of the request it looks at; the place
-among the running that is dealt rows; urgent steps in a row while others wait."""
+DECISION, DEALING, STREAK = range(9, 12)
+"""What admission decides; the place among the running that is dealt rows; urgent steps in a row while others
+wait."""
 STEPS, PREEMPTED, PAUSES, FOUND, EVICTED, EVENTS = range(14, 20)
 """What has happened since the start, for the heartbeat."""
 DRAFTING, SHORT, MOVES, DRAFTED = range(20, 24)
@@ -24,11 +24,12 @@ DRAFTING, SHORT, MOVES, DRAFTED = range(20, 24)
 STOPPING, TRACED, URGENT_HEARD, OLDER, TURNS = range(24, 29)
 """As last looked: 1 = the stop word is set; 1 = somebody wants events; what the urgent words said; how many of
 those that wait had not just rung. And beats of the heart so far."""
-GO, NOW, SPARE, ASIDE, OUTCOME, NEXT, AHEAD, LEFT, BESIDE = range(29, 38)
+GO, NOW, SPARE, ASIDE, OUTCOME, NEXT, AHEAD, LEFT, BESIDE, REHEARSING = range(29, 39)
 """What all blocks do next: RUN plan number NOW, or leave. The plan that ran before it and becomes the one after
 it; the one that is aside, if a step is paused. What the scheduler's turn has come to: the next GO, and the plan
 that it is about; 1 = SPARE has been drafted meanwhile. How many steps the launch may still begin or go on with,
-negative if it may run for ever. 1 = the scheduler's own block is to draft beside the step, or does."""
+negative if it may run for ever. 1 = the scheduler's own block is to draft beside the step, or does. 1 = the turn
+is a rehearsal."""
 PLANS = 3
 """NOW, SPARE, and a third one that is put aside, or unused."""
 
@@ -69,6 +70,8 @@ class Slots(NamedTuple):
     """int64: where the prompt begins in the window's arenas"""
     prompt_len: Any
     """int32"""
+    strange: Any
+    """int32: tokens and biases that no NIC should send, of the request's"""
     limit: Any
     """int32: most tokens to generate"""
     known: Any
@@ -106,12 +109,16 @@ class Queue(NamedTuple):
     """int32 [T + C, 3]: (slot, place in its page table, page that has the same text and is to be there)"""
     count: Any
     """int64 [40]: see the places above"""
+    kept: Any
+    """int64 [3]: generation, state and position of the slot that a rehearsal uses"""
     reserved: int
     """places in the batch that best-effort requests leave free"""
     layer_preemption: int
     """1 = an urgent request may interrupt a best-effort step between two layers, 0 = only between steps"""
     own_block: int
     """1 = block 0 schedules and does nothing else, 0 = it also computes"""
+    rehearses: int
+    """1 = it rehearses when there is nothing else to do (:mod:`.rehearsal`)"""
 
 
 class Plan(NamedTuple):
@@ -167,6 +174,7 @@ def allocate(
     layer_preemption: bool = True,
     own_block: bool = False,
     rows: int = 0,
+    rehearses: bool = False,
 ) -> tuple[Slots, Queue]:
     """Empty state for `slots` slots of up to `context` tokens, and at most `running` requests at a time.
 
@@ -193,6 +201,7 @@ def allocate(
         leader_generation=u32(slots),
         prompt_at=i64(slots),
         prompt_len=i32(slots),
+        strange=i32(slots),
         limit=i32(slots),
         known=i32(slots),
         done=i32(slots),
@@ -211,9 +220,11 @@ def allocate(
         first=i64(1),
         moved=i32(rows + running, 3),
         count=i64(40),
+        kept=i64(3),
         reserved=reserved,
         layer_preemption=int(layer_preemption),
         own_block=int(own_block),
+        rehearses=int(rehearses),
     )
     queue.count[SPARE] = 1
     return table, queue
