@@ -277,8 +277,8 @@ def list_rung(slots, queue, slot, bits):
     """
     while bits > 0:
         if bits & 1 and slots.state[slot] == FREE and slots.flight[slot] != IN_RUNNING:
-            queue.rung[atomic_add(queue.count, RUNG, i64(1), BLOCK)] = i32(slot)
             acquire_fence(SYSTEM)  # the request and prompt written before the doorbell are now visible
+            queue.rung[atomic_add(queue.count, RUNG, i64(1), BLOCK)] = i32(slot)
         bits = i32(bits >> 1)
         slot = i32(slot + 1)
 
