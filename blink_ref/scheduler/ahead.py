@@ -32,6 +32,7 @@ from .state import (
     RUN,
     SCORED,
     SPARE,
+    STEPS,
     STOPPING,
     plan_of,
 )
@@ -62,7 +63,7 @@ def take_off(window, slots, plan):
 
 
 @device
-def issue(window, queue, plans, layers):
+def issue(queue, plans, layers):
     """All blocks do next what the turn has come to. One lane, when all have seen what NOW and SPARE were.
 
     The plans change places: the next one is the spare one, or the third. What ran last is spare from now on, or,
@@ -70,7 +71,7 @@ def issue(window, queue, plans, layers):
     """
     go, left, aside = queue.count[OUTCOME], queue.count[LEFT], i64(queue.count[ASIDE])
     now, spare, following = i64(queue.count[NOW]), i64(queue.count[SPARE]), i64(queue.count[NEXT])
-    begins = plans.count[following, FIRST_LAYER] == 0
+    begins, number = plans.count[following, FIRST_LAYER] == 0, queue.count[STEPS] + 1
     left -= i64(go == RUN)
     queue.count[GO] = go
     queue.count[LEFT] = left
@@ -82,7 +83,7 @@ def issue(window, queue, plans, layers):
         elif following == spare:
             queue.count[SPARE] = now
         if begins:
-            begin_step(window, queue, plan_of(plans, following), layers)
+            begin_step(queue, plan_of(plans, following), number, layers)
 
 
 @device

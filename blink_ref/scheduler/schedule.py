@@ -26,7 +26,7 @@ from .pause import put_aside
 from .rehearsal import end_rehearsal
 from .residence import forget_reserved, measure_room
 from .retire import end_requests, file_landed, move_pages, take_in, tell
-from .sight import LOOKED, show_counts, show_step, stamp
+from .sight import LOOKED, begin_step, show_begin, show_counts, show_step, stamp
 from .state import (
     AHEAD,
     ASIDE,
@@ -35,10 +35,13 @@ from .state import (
     DRAFTING,
     ENDING,
     FILTERED,
+    FIRST_LAYER,
     GO,
     IDLE,
     INTERRUPTED,
     LEAVE,
+    LEFT,
+    MOVES,
     NEXT,
     NOW,
     OUTCOME,
@@ -73,15 +76,28 @@ def schedule(window, slots, queue, plans, sampling, cache, model, act, context, 
     """
     now, draft = i32(queue.count[NOW]), i32(queue.count[SPARE])
     third = i32(third_plan(now, draft))
-    interrupted = beside == 0 and plans.count[now, INTERRUPTED] > 0
-    drafted = beside == 0 and not interrupted and queue.count[AHEAD] == 1 and plans.count[now, RUNG_LATE] == 0
-    at_once = not drafted or plans.count[draft, FILTERED] > 0  # filters look at all of a request's tokens
+    interrupted, drafted, at_once, nothing_more = False, False, True, False
+    if beside == 0:  # all is read at the same time: no branch is between
+        layer, late, filtered = (
+            plans.count[now, INTERRUPTED],
+            plans.count[now, RUNG_LATE],
+            plans.count[draft, FILTERED],
+        )
+        ahead, moves, tracing = queue.count[AHEAD], queue.count[MOVES], queue.count[TRACING]
+        interrupted = layer > 0
+        drafted = (layer == 0) & (ahead == 1) & (late == 0)
+        at_once = (drafted == 0) | (filtered > 0)  # filters look at all of a request's tokens
+        nothing_more = (at_once == 0) & (moves == 0) & (tracing == 0)
     landed = now
     if beside == 1:
         landed = draft
     elif interrupted:
         landed = third
     barrier()  # all have seen what there is
+    if nothing_more:
+        if thread_id() == 0:
+            hand_over(queue, plans, now, draft, model.layers)
+        return
     if thread_id() == 0:
         if beside == 1:
             begin_beside(window, queue, plan_of(plans, now))
@@ -109,11 +125,34 @@ def schedule(window, slots, queue, plans, sampling, cache, model, act, context, 
     if thread_id() == 0:
         queue.count[DRAFTED] += i64(drafted)
         if beside == 0:
-            issue(window, queue, plans, model.layers)
+            issue(queue, plans, model.layers)
+            plan = plan_of(plans, queue.count[NOW])
+            if queue.count[TRACING] == 1 and queue.count[GO] == RUN and plan.count[FIRST_LAYER] == 0:
+                show_begin(window, queue, plan)
         else:
             queue.count[BESIDE] = 0
         if beside == 1 or (not drafted and queue.count[GO] == RUN):
             beat(window, BEAT_STEPS, queue.count[STEPS])
+
+
+@device
+def hand_over(queue, plans, now, draft, layers):
+    """The draft is the plan now, and that is all there is to do between two steps. One lane.
+
+    As :func:`.ahead.issue`, apart from all that may have to be done besides: so its instructions are few, and side
+    by side.
+    """
+    stamp(plan_of(plans, draft), LOOKED, True)
+    drafted, left, number = queue.count[DRAFTED] + 1, queue.count[LEFT] - 1, queue.count[STEPS] + 1
+    queue.count[AHEAD] = 0
+    queue.count[DRAFTED] = drafted
+    queue.count[GO] = RUN
+    queue.count[LEFT] = left
+    queue.count[BESIDE] = i64(left != 0)
+    queue.count[NOW] = draft
+    queue.count[SPARE] = now
+    queue.count[ASIDE] = third_plan(now, draft)
+    begin_step(queue, plan_of(plans, draft), number, layers)
 
 
 @device

@@ -61,18 +61,21 @@ def record_spec(stamp: list[int], layers: int) -> list[int]:
 
 
 @device
-def begin_step(window, queue, plan, layers):
-    """A step begins: its number, the layer that it times, its first stamp, and its rows. One lane."""
-    number, tracing = queue.count[STEPS] + 1, queue.count[TRACING] == 1
+def begin_step(queue, plan, number, layers):
+    """A step begins: its number, the layer that it times, and its first stamp. One lane."""
     queue.count[STEPS] = number
     plan.stamp[NUMBER] = number
     plan.count[TIMED] = i32(divide(number, i64(layers))[1])
     plan.stamp[PLANNED] = clock_ns()
-    if tracing:
-        for chunk in range(plan.count[CHUNKS]):
-            rows = i64(plan.chunk_first[chunk]) << 20 | plan.chunk_rows[chunk]
-            event(window, queue, EVENT_ROWS, i64(plan.chunk_slot[chunk]), rows)
-        event(window, queue, EVENT_STEP, i64(0), number)
+
+
+@device
+def show_begin(window, queue, plan):
+    """Events for a step that has begun, and for its rows. One lane."""
+    for chunk in range(plan.count[CHUNKS]):
+        rows = i64(plan.chunk_first[chunk]) << 20 | plan.chunk_rows[chunk]
+        event(window, queue, EVENT_ROWS, i64(plan.chunk_slot[chunk]), rows)
+    event(window, queue, EVENT_STEP, i64(0), queue.count[STEPS])
 
 
 @device
