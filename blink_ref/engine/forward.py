@@ -125,7 +125,9 @@ def layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, 
                 attend_in_chunks(block, rows, rows, stream.rope_at(block, model), layer, model, cache, act, True)
             else:
                 attend(block, plan, rows, layer, model, cache, act.q, act.attended, True)
-            grid_barrier(block)
+            grid_arrive(block)
+            prepared = stream.prepare(block, rows, number, model)  # anew: attention needs the registers
+            grid_wait(block)
             stamp(plan, ATTENDED, layer == timed)
         samples, products = i64(plan.count[SAMPLES]), products_of(plan, model)
         stage, parity, owed = stream.product(
