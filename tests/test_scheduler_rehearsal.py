@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 from engine_bench import SMALL, TARGETS, Bench, Request, answers_alone, chosen, small
 
-from blink_ref.ring.layout import DONE, FREE, REHEARSED_PAGES
+from blink_ref.kvcache.pages import FREE as FREE_PAGES
+from blink_ref.kvcache.pages import UNUSED
+from blink_ref.ring.layout import CACHED, DONE, FREE, REHEARSED_PAGES
 from blink_ref.scheduler import rehearsal
-from blink_ref.scheduler.rehearsal import REHEARSAL, pretend
-from blink_ref.scheduler.state import GO, IDLE
+from blink_ref.scheduler.rehearsal import MANY, REHEARSAL, pretend
+from blink_ref.scheduler.state import EVICTED, GO, IDLE
 from blink_ref.simt import device, swap
 from blink_ref.simt.vocabulary import barrier, thread_id, u32
 
@@ -138,6 +140,34 @@ def test_there_is_none_where_it_would_be_noticed(hindrance, changes):
     made.run(patience=LONG_ENOUGH)
     assert rehearsed(made) == (hindrance == "none")
     made.check()
+
+
+@pytest.mark.parametrize("pages", [MANY - 1, MANY])
+def test_of_many_pages_those_unused_for_longest_give_way_once(pages):
+    made = bench(pages=pages)
+    made.cache.count[FREE_PAGES] = made.cache.count[UNUSED] = 0
+    for page in range(pages):  # all are cached, and nobody holds one
+        made.cache.filed[page] = 1
+        made.cache.hash[page] = page
+        made.window.gpu["owner"][page] = CACHED
+        made.cache.following[page] = made.cache.bucket[page]
+        made.cache.bucket[page] = page + 1
+        older = made.cache.older[pages]
+        made.cache.newer[older] = page
+        made.cache.older[page] = older
+        made.cache.newer[page] = pages
+        made.cache.older[pages] = page
+        made.cache.count[UNUSED] += 1
+    made.check()
+    for _ in range(2):
+        made.slots.hashed[LAST] = 0
+        made.run(patience=LONG_ENOUGH)
+        assert rehearsed(made) == (pages == MANY)
+        made.check()
+        taken = REHEARSED_PAGES + 1 if pages == MANY else 0
+        assert made.unused_pages() == list(range(taken, pages))
+        assert len(made.free_pages()) == taken
+        assert made.queue.count[EVICTED] == taken
 
 
 def test_there_is_one_in_each_silence():

@@ -18,6 +18,7 @@ from blink_ref.simt.vocabulary import (
     BLOCK,
     GPU,
     SYSTEM,
+    acquire_fence,
     arena_view,
     async_fence,
     atomic_add,
@@ -112,6 +113,7 @@ def use_every_word(block, floats, halves, stored, words, longs):
     words[i] = lane_any(words[i] > 0)
     store_release(words, i, load_relaxed(words, i) + load_acquire(words, i))
     store_relaxed(words, i, words[i] + load_relaxed_four(words, i << 2)[2])
+    acquire_fence(SYSTEM)
     atomic_add(words, i, i32(1))
     atomic_max(longs, i, rank(exp(floats[i]), i))
     atomic_cas(longs, i, i64(0), rank_index(longs[i]) + clock_ns())

@@ -328,13 +328,11 @@ def take_requests(window, slots, queue, sampling, vocab):
     """
     n = i64(thread_id())
     while n < queue.count[RUNG]:
-        slot = i64(queue.rung[n])
-        take_request(window, slots, queue, sampling, slot, record_of(window, queue, slot))
+        take_request(window, slots, queue, sampling, i64(queue.rung[n]))
         n += block_threads()
     n = counted_from_the_middle(i64(thread_id()))
     while n < queue.count[RUNG]:
-        slot = i64(queue.rung[n])
-        take_sampling(window, sampling, slot, record_of(window, queue, slot), vocab)
+        take_sampling(window, queue, sampling, i64(queue.rung[n]), vocab)
         n += block_threads()
 
 
@@ -347,8 +345,8 @@ def counted_from_the_middle(lane):
 
 
 @device
-def take_request(window, slots, queue, sampling, slot, record):
-    """What is wanted, by whom, and how much of it, says the record. One lane.
+def take_request(window, slots, queue, sampling, slot):
+    """What is wanted, by whom, and how much of it. One lane.
 
     The window is never read for these fields again, so what is judged is what is used. All is read before anything
     is written: so all that is read crosses PCIe at the same time. The prompt is copied next where FEW have rung,
@@ -357,7 +355,7 @@ def take_request(window, slots, queue, sampling, slot, record):
     arrived, few = i64(queue.count[ARRIVED]), i32(queue.count[RUNG] <= FEW)
     most = i64(slots.token.shape[1])
     taken = u32(load_relaxed(window.doorbell, slot, SYSTEM))
-    request = window.request[record]
+    request = window.request[record_of(window, queue, slot)]
     at, length, limit, flags = request["prompt_at"], request["prompt_len"], request["max_tokens"], request["flags"]
     least, time_ms, stops, biases = request["min_tokens"], request["time_ms"], request["stops"], request["biases"]
     leader, leader_generation, priority = request["leader"], request["leader_generation"], request["priority"]
@@ -428,9 +426,9 @@ def refusal(slots, sampling, cache, context, slot):
 
 
 @device
-def take_sampling(window, sampling, slot, record, vocab):
+def take_sampling(window, queue, sampling, slot, vocab):
     """How a request's tokens are drawn, and whether all of it is valid, which no NaN is. One lane."""
-    request = window.request[record]
+    request = window.request[record_of(window, queue, slot)]
     temperature, top_p, min_p = f32(request["temperature"]), f32(request["top_p"]), f32(request["min_p"])
     repetition, presence = f32(request["repetition"]), f32(request["presence"])
     frequency, top_k, logprobs = f32(request["frequency"]), i64(request["top_k"]), i64(request["logprobs"])

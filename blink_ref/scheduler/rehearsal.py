@@ -21,16 +21,22 @@ from .state import ARRIVED, CHUNKS, ENDING, FOUND, REHEARSING, ROWS, RUNG, TRACI
 REHEARSAL = 2
 """The turn that is one, of those in which there is nothing to do."""
 
+MANY = 256
+"""Pages of a cache in which a few are not missed."""
+
 TAKEN, STATE, POSITION = range(3)
 """Places in :attr:`Queue.kept`."""
 
 
 @device
 def may_rehearse(slots, queue, cache):
-    """Whether a rehearsal would disturb nobody: no cached page gives way to it, and no event tells of it."""
-    pages = i64(cache.count[FREE_PAGES])
+    """Whether a rehearsal would disturb nobody: no event tells of it, and no cached page gives way to it.
+
+    Or of MANY pages those that are unused for longest, once: they are free afterwards, for the next one, too.
+    """
+    enough = cache.count[FREE_PAGES] > REHEARSED_PAGES or cache.pages >= MANY
     free = slots.state[rehearsing_slot(slots)] == FREE and slots.flight[rehearsing_slot(slots)] == 0
-    return queue.rehearses == 1 and free and pages > REHEARSED_PAGES and queue.count[TRACING] == 0
+    return queue.rehearses == 1 and free and enough and queue.count[TRACING] == 0
 
 
 @device
