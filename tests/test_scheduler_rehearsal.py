@@ -9,7 +9,7 @@ from blink_ref.kvcache.pages import UNUSED
 from blink_ref.ring.layout import CACHED, DONE, FREE, REHEARSED_PAGES
 from blink_ref.scheduler import rehearsal
 from blink_ref.scheduler.rehearsal import MANY, REHEARSAL, pretend
-from blink_ref.scheduler.state import EVICTED, GO, IDLE
+from blink_ref.scheduler.state import ENDING, EVICTED, GO, IDLE
 from blink_ref.simt import device, swap
 from blink_ref.simt.vocabulary import barrier, thread_id, u32
 
@@ -139,6 +139,17 @@ def test_there_is_none_where_it_would_be_noticed(hindrance, changes):
     made.window.nic["trace"][0] = hindrance == "traced"
     made.run(patience=LONG_ENOUGH)
     assert rehearsed(made) == (hindrance == "none")
+    made.check()
+
+
+@targets
+def test_one_that_has_to_be_refused_ends_without_a_word(target):
+    made = bench(target, page_size=1, pages=REHEARSED_PAGES + 1)
+    made.run(patience=LONG_ENOUGH)
+    assert made.slots.prompt_len[LAST] == REHEARSED_PAGES + 1
+    assert made.slots.state[LAST] == FREE
+    assert not made.queue.count[ENDING]
+    assert not made.window.gpu["outbox"].any()
     made.check()
 
 

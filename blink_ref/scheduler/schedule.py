@@ -182,7 +182,8 @@ def plan_next(window, slots, queue, plans, landed, draft, sampling, cache, model
                     file_landed(window, slots, queue, cache, plan_of(plans, landed))
                     if queue.count[PAUSED] == 0:
                         empty_limbo(cache)
-                if not heard or queue.count[ENDING] > 0:  # else nothing has been written since it was measured
+                ends = queue.count[ENDING] > 0 and queue.count[REHEARSING] == 0
+                if not heard or ends:  # else nothing has been written since the room was measured
                     end_requests(window, slots, queue, cache)
                     measure_room(window)
             admit(window, slots, queue, cache, sampling, model.vocab)
