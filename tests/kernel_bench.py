@@ -17,7 +17,7 @@ from blink_ref.model.weights import STORED_AS, Weights
 from blink_ref.scheduler import state
 from blink_ref.simt import aligned, device
 from blink_ref.simt.on_python import WARP_WIDTH
-from blink_ref.simt.vocabulary import barrier, block_threads, f32, thread_id
+from blink_ref.simt.vocabulary import DOTS_COLUMNS, FRAGMENT, barrier, block_threads, f32, thread_id
 
 U = 2**-24
 
@@ -53,7 +53,7 @@ def model_of(dtype="float32", scale=0.3, seed=0, **shape) -> tuple[Model, Weight
         **(defaults | shape),
     )
     weights = Weights.random(config, seed=seed, dtype=dtype, scale=scale)
-    model = device_model(config, weights, config.context, packed=aligned(8, np.uint16))  # CUDA takes no None
+    model = device_model(config, weights, config.context, packed=aligned(8, np.int16))  # CUDA takes no None
     return model, weights, config
 
 
@@ -73,16 +73,35 @@ def floats(*shape: int, seed: int) -> np.ndarray:
     return array.reshape(shape)
 
 
-def row_values(rows: np.ndarray, target: str) -> np.ndarray:
-    """float32 [T, n] of rows [T, n] that `row_put` has written: on a GPU with tensor cores in two halves."""
+def in_halves(target: str) -> bool:
+    """Whether activations are kept as float16: on a GPU whose tensor cores are used."""
     if target != "cuda":
-        return rows
+        return False
     from numba import cuda
 
-    if cuda.get_current_device().compute_capability < (9, 0):
-        return rows
-    halves = np.ascontiguousarray(rows).view(np.uint16).reshape(len(rows), 2, -1).astype(np.uint32) << 16
-    return halves.view(np.float32).sum(1)
+    return bool(cuda.get_current_device().compute_capability >= (9, 0))
+
+
+def packed_values(x: np.ndarray, target: str) -> np.ndarray:
+    """float32 of the room that activations have taken, in the order in which they lie there."""
+    if not in_halves(target):
+        return x
+    from blink_ref.simt.cuda_fragments import BACK
+
+    return np.ascontiguousarray(x[: x.size // 2]).view(np.float16).astype(np.float32) * BACK
+
+
+def fragment_values(x: np.ndarray, rows: int, target: str) -> np.ndarray:
+    """float32 [rows, n] of the room that so many rows of n have taken by `fragment_put`."""
+    values = packed_values(x, target).reshape(-1, rows, FRAGMENT)
+    if in_halves(target):  # the pairs of a row's halves take turns
+        values = values.reshape(-1, rows, 4, 2, 2).transpose(0, 1, 3, 2, 4).reshape(values.shape)
+    return values.transpose(1, 0, 2).reshape(rows, -1)
+
+
+def block_values(x: np.ndarray, rows: int, target: str) -> np.ndarray:
+    """The same of `block_put`."""
+    return packed_values(x, target).reshape(-1, rows, DOTS_COLUMNS).transpose(1, 0, 2).reshape(rows, -1)
 
 
 def nans(n: int, dtype: str = "float32") -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from kernel_bench import KV_DTYPES, floats, kept_exactly, model_of, nans, plan_of, poison_arena, row_values
+from kernel_bench import KV_DTYPES, block_values, floats, kept_exactly, model_of, nans, plan_of, poison_arena
 from test_kernels_attention import LAYER, SPARE, empty_cache, put
 
 from blink_ref.kernels import attention, flash
@@ -22,16 +22,16 @@ from blink_ref.simt.vocabulary import (
 )
 
 BLOCKS = 3
-CLOSE = {"python": 2e-6, "cpu": 2e-6, "cuda": 4e-5}
-"""Relative, of a row; on a GPU each factor lacks 2**-17 of itself, and so do the scores, whose exp is taken."""
+CLOSE = {"python": 2e-6, "cpu": 2e-6, "cuda": 3e-4}
+"""Relative, of a row; on a GPU the result is rounded to float16, by 2**-11 at most."""
 
 
 @device
-def attend_alone(block, plan, chunks, layer, model, cache, q, attended):
+def attend_alone(block, plan, chunks, rows, layer, model, cache, q, attended):
     poison_arena(block)
     list_work(block, plan, chunks, False, False, model)
     barrier()
-    flash.attend_in_tiles(block, plan, chunks, layer, model, cache, q, attended)
+    flash.attend_in_tiles(block, plan, chunks, rows, layer, model, cache, q, attended)
 
 
 def attend(target, lanes, model, cache, chunks, q, blocks=BLOCKS):
@@ -46,10 +46,10 @@ def attend(target, lanes, model, cache, chunks, q, blocks=BLOCKS):
         chunk_rows=[n for _, _, n in chunks],
     )
     attended = nans(q.size + SPARE)
-    args = plan, len(chunks), LAYER, model, cache, q.reshape(-1), attended
+    args = plan, len(chunks), rows, LAYER, model, cache, q.reshape(-1), attended
     launch(attend_alone, blocks, lanes, *args, target=target, shared=flash.arena(model.head_dim))
     assert np.isnan(attended[q.size :]).all()
-    return row_values(attended[: q.size].reshape(rows, -1), target).reshape(q.shape)
+    return block_values(attended[: q.size], rows, target).reshape(q.shape)
 
 
 def close(target, chunks, given, q, attended):

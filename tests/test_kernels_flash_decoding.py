@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from kernel_bench import floats, kept_exactly, model_of, nans, plan_of, poison_arena
+from kernel_bench import floats, fragment_values, kept_exactly, model_of, nans, plan_of, poison_arena
 from test_kernels_attention import LAYER, SPARE, empty_cache, put
 
 from blink_ref.engine import memory
@@ -11,7 +11,6 @@ from blink_ref.kernels.staging import LISTED, WORK
 from blink_ref.kernels.work_list import CHUNK, ENTRY, FIRST_ITEM, FIRST_TILE, LENGTH, ROW, SLOT, list_work
 from blink_ref.simt import aligned, device, launch
 from blink_ref.simt.vocabulary import (
-    FRAGMENT,
     HEADS,
     arena_view,
     barrier,
@@ -21,8 +20,8 @@ from blink_ref.simt.vocabulary import (
     warp_id,
 )
 
-CLOSE = {"python": 2e-6, "cpu": 2e-6, "cuda": 4e-5}
-"""Relative, of a row; on a GPU queries and weights lack 2**-17 of themselves, and scores, whose exp is taken."""
+CLOSE = {"python": 2e-6, "cpu": 2e-6, "cuda": 3e-4}
+"""Relative, of a row; on a GPU the result is rounded to float16, by 2**-11 at most."""
 BF16 = "bfloat16"
 
 
@@ -31,7 +30,7 @@ def attend_alone(block, plan, rows, limit, layer, model, cache, act):
     poison_arena(block)
     list_work(block, plan, rows, True, True, model)
     barrier()
-    flash_decoding.attend_in_chunks(block, rows, rows, limit, layer, model, cache, act, True)
+    flash_decoding.attend_in_chunks(block, rows, rows, limit, layer, model, cache, act)
 
 
 def attend(target, lanes, config, model, cache, slots, lengths, q, blocks=3, apart=True):
@@ -47,20 +46,7 @@ def attend(target, lanes, config, model, cache, slots, lengths, q, blocks=3, apa
     launch(attend_alone, blocks, lanes, plan, rows, room, LAYER, model, cache, act, target=target, shared=room)
     assert np.isnan(attended[q.size :]).all()
     assert (act.arrived == 0).all()
-    return fragments(attended[: q.size], rows, target).reshape(q.shape)
-
-
-def fragments(x, rows, target):
-    """float32 [rows, n] of what `fragment_put` has written: on a GPU with tensor cores in two halves."""
-    fours = x.reshape(-1, rows, FRAGMENT // 4, 4)
-    if target == "cuda":
-        from numba import cuda
-
-        if cuda.get_current_device().compute_capability >= (9, 0):
-            halves = np.ascontiguousarray(fours).view(np.uint16).astype(np.uint32) << 16
-            halves = halves.view(np.float32).reshape(*fours.shape[:3], 2, 4)
-            fours = halves.sum(-2)
-    return fours.transpose(1, 0, 2, 3).reshape(rows, -1)
+    return fragment_values(attended[: q.size], rows, target).reshape(q.shape)
 
 
 SHAPES = [(32, 2, 1), (64, 1, 3), (64, 2, 4), (96, 1, 8), (128, 1, 11), (256, 1, 1)]

@@ -28,6 +28,7 @@ from blink_ref.simt.vocabulary import (
     bf16,
     block_copy,
     block_dots,
+    block_put,
     block_scale,
     block_threads,
     clock_ns,
@@ -59,6 +60,7 @@ from blink_ref.simt.vocabulary import (
     mix_of_fours,
     narrow_put,
     opaque,
+    packed_floats,
     rank,
     rank_index,
     relax,
@@ -66,7 +68,6 @@ from blink_ref.simt.vocabulary import (
     row_dots,
     row_dots_of_two,
     row_mix,
-    row_put,
     row_weigh,
     store_relaxed,
     store_release,
@@ -128,6 +129,7 @@ def use_every_word(block, floats, halves, stored, words, longs):
     floats[i] += dot(floats, q, stored, r, i64(64))
     narrow_put(floats, q, floats[i])
     narrow_put(stored, q, floats[i])
+    narrow_put(halves, q, floats[i])
     bar = mbarriers(block.shared, i64(0), i64(1))
     mbarrier_init(bar, 0, i64(1))
     mbarrier_arrive(bar, 0)
@@ -137,18 +139,17 @@ def use_every_word(block, floats, halves, stored, words, longs):
     mbarrier_wait(bar, 0, i64(1))
     block_copy(floats, q, floats, r, i64(64))
     block_scale(block.shared, q, floats, r, f32(2.0), floats, i, i64(64))
-    row_put(floats, q, i64(64), i64(2), floats[i], floats[i + 1])
-    if tiles_pay(stored):
-        block_dots(block.shared, q, stored, q, r, i64(8), floats, r, i64(8), i64(64), i64(32), i64(32))
-    block_dots(block.shared, q, halves, q, r, i64(8), floats, r, i64(8), i64(64), i64(0), i64(64))
+    if tiles_pay(halves):
+        block_dots(block.shared, i64(0), halves, q, r, i64(8), floats, r, i64(64), i, i64(0), i64(64))
     tile_put(block.shared, q, r, i64(64), i64(16), floats, i)
     tile_put(block.shared, q, r, i64(64), i64(16), stored, i)
     highest, total = row_weigh(block.shared, q, i64(64), r, floats[r], floats[i])
     floats[i] += highest + total
     tile_dots(block.shared, q, r, i64(8), r, i64(32), i64(64))
     tile_mix(block.shared, q, r, i64(8), i64(32), r, i64(64))
-    fragment_put(floats, q, floats[i], floats[r], f32(1.0), f32(2.0))
-    fragment_dots(block.shared, q, arena_view(block.shared, i64(4), i64(8), stored), r, i64(3), floats, r, q, True)
+    block_put(floats, packed_floats(q), floats[i], floats[r], f32(1.0), f32(2.0))
+    fragment_put(floats, packed_floats(q), floats[i], floats[r], f32(1.0), f32(2.0))
+    fragment_dots(block.shared, q, arena_view(block.shared, i64(4), i64(8), halves), r, i64(3), floats, r, q, True)
     fours, mixed = sum_of_fours(block.shared, q, r, i64(8)), mix_of_fours(floats, i, block.shared, q, r, i64(8))
     floats[i] = fours[0] + fours[3] + mixed[1]
     heads_attend(block.shared, q, False, floats, r, i64(8), i64(64), stored, stored, q, i64(16))

@@ -254,7 +254,7 @@ def run(seed: int) -> list[Count]:
 def narrow_pieces() -> Iterator[None]:
     """Tiles of this model, too, are cut in pieces, its strips, its texts; and two strips' sums wait at most."""
     changes = [
-        (tiles, "COLUMNS", 4),
+        (tiles, "LEAST_STEPS", 1),
         (arrivals, "FEW", 1),  # more that ring at once have their prompts copied at admission
         (stream, "PIECE", 1),
         (stream, "MOST_SLOTS", 2),

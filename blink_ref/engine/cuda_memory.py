@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels.packing import pack
+from ..kernels.packing import pack, too_large
 from ..kernels.tensors import Model
 from ..ring.device import Window as DeviceWindow
 from ..ring.window import Window
@@ -31,9 +31,12 @@ def place(args: tuple[Any, ...], window: Window) -> tuple[Any, ...]:
 
 
 def place_model(model: Model) -> Model:
-    """The model on the GPU; its weights are packed there."""
+    """The model on the GPU; its weights are packed there. Raises BlinkError where they cannot be."""
     placed: Model = on_cuda.to_device(model._replace(packed=None))
     placed = placed._replace(packed=on_cuda.empty(model.packed))
-    if placed.stream_rows:
-        on_cuda.start(pack, on_cuda.limits().sms, CUDA_LANES, (placed,), 0).wait()
+    if placed.tiles or placed.stream_rows:
+        large = on_cuda.to_device(np.zeros(1, np.uint32))
+        on_cuda.start(pack, on_cuda.limits().sms, CUDA_LANES, (placed, large), 0).wait()
+        if large.copy_to_host()[0]:
+            raise too_large()
     return placed

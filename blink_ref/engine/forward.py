@@ -122,7 +122,7 @@ def layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, 
         stamp(plan, LAYERS, timed >= 0 and kind == packing.LOGITS)
         if kind == packing.ATTENDED:
             if act.most_chunks > 0:
-                attend_in_chunks(block, rows, rows, stream.rope_at(block, model), layer, model, cache, act, True)
+                attend_in_chunks(block, rows, rows, stream.rope_at(block, model), layer, model, cache, act)
             else:
                 attend(block, plan, rows, layer, model, cache, act.q, act.attended, True)
             grid_arrive(block)
@@ -170,7 +170,7 @@ def layers_of_few_rows(block, window, plans, now, cache, model, act):
         grid_barrier(block)
         stamp(plan_of(plans, now), ATTENDED, layer == timed)
 
-        add_linear(block, act.attended, rows, weights, matrix[layer, OUT], hidden, heads, act.x)
+        add_linear(block, act.attended, rows, weights, matrix[opaque(i64(layer)), OUT], hidden, heads, act.x)
         grid_barrier(block)
         stamp(plan_of(plans, now), OUTPUT, layer == timed)
 
@@ -180,7 +180,7 @@ def layers_of_few_rows(block, window, plans, now, cache, model, act):
         grid_barrier(block)
         stamp(plan, GATED, layer == timed)
 
-        add_linear(block, act.gated, rows, weights, matrix[layer, DOWN], hidden, ffn, act.x)
+        add_linear(block, act.gated, rows, weights, matrix[opaque(i64(layer)), DOWN], hidden, ffn, act.x)
         plan, layer = plan_of(plans, now), i32(layer + 1)
         timed = timed_layer(block, plan)
         if timed >= 0:
@@ -203,10 +203,10 @@ def layers_in_tiles(block, window, plans, now, sampling, cache, model, act):
             rows = i64(plan.count[SAMPLES])
         if kind == tiles.ATTENDED:
             chunks = i64(plan.count[CHUNKS])
-            attend_in_tiles(block, plan, chunks, layer, model, cache, act.q, act.attended)
+            attend_in_tiles(block, plan, chunks, rows, layer, model, cache, act.q, act.attended)
             if act.most_chunks > 0:
                 limit = i64(block.shared.shape[0])
-                attend_in_chunks(block, chunks, rows, limit, layer, model, cache, act, False)
+                attend_in_chunks(block, chunks, rows, limit, layer, model, cache, act)
             grid_barrier(block)
             stamp(plan, ATTENDED, layer == timed)
         elif kind != tiles.LOWERED:

@@ -151,10 +151,10 @@ def arguments(
     in_chunks = (in_tiles > 0 or streamed > 0) and chunks_fit(config, s)
     most_chunks = -(-s.context // work_list.CHUNK) if in_chunks else 0
     in_fragments = in_tiles > 0 or streamed > 0 or s.target == "cuda"
-    packed, table = aligned(8, np.uint16) if in_fragments else None, None
-    if streamed:
+    packed, table = aligned(8, np.int16) if in_fragments else None, None
+    if in_tiles or streamed:
         table = packing.table(config, s.blocks - s.scheduler_block, s.warps)
-        packed = aligned(packing.size(table), np.uint16)
+        packed = aligned(packing.size(table), np.int16)
         if pack:
             packed[:] = packing.spec(config, weights)
     slots, queue = state.allocate(

@@ -15,6 +15,7 @@ from ..simt.vocabulary import (
     TILE_GAP,
     arena_view,
     barrier,
+    block_put,
     block_threads,
     divide,
     exp,
@@ -23,7 +24,6 @@ from ..simt.vocabulary import (
     i64,
     lane_id,
     opaque,
-    row_put,
     row_weigh,
     thread_id,
     tile_dots,
@@ -35,6 +35,7 @@ from ..simt.vocabulary import (
     warps,
 )
 from .attention import NOTHING, page_start
+from .packing import block_row_at
 from .staging import ENTRY, LISTED, SCRATCH, WORK
 from .work_list import FIRST_TILE, entry_of, most_queries, rows_of_tile
 
@@ -91,23 +92,23 @@ def fits(config: ModelConfig) -> bool:
 
 
 @device
-def attend_in_tiles(block, plan, chunks, layer, model, cache, q, attended):
+def attend_in_tiles(block, plan, chunks, rows, layer, model, cache, q, attended):
     """As :func:`.attention.attend`, for many rows: the tiles of so many chunks. Blocks share them out.
 
-    What is attended is written as :func:`.vocabulary.row_put` does. All blocks call it, after a grid barrier
+    What is attended is written as :func:`.vocabulary.block_put` does. All blocks call it, after a grid barrier
     behind the queries, keys and values, and :func:`.list_work`; it ends without one.
     """
     work, tile = arena_view(block.shared, WORK, LISTED, model.eos), i32(block.id)
     while tile < work[ENTRY * chunks + FIRST_TILE]:
         chunk = entry_of(work, chunks, FIRST_TILE, tile)
         before = work[ENTRY * chunk + FIRST_TILE]
-        attend_tile(block, plan, chunk, i64(tile - before), layer, model, cache, q, attended)
+        attend_tile(block, plan, chunk, i64(tile - before), rows, layer, model, cache, q, attended)
         tile = i32(tile + block.blocks)
 
 
 @device
-def attend_tile(block, plan, chunk, tile, layer, model, cache, q, attended):
-    """One tile of queries over all positions that its last row sees."""
+def attend_tile(block, plan, chunk, tile, across, layer, model, cache, q, attended):
+    """One tile of queries over all positions that its last row sees; `across` rows are attended in all."""
     shared, d = block.shared, opaque(i64(model.head_dim))
     part, kv_head = divide(tile, opaque(i64(model.kv_heads)))
     most = rows_of_tile(model)
@@ -119,21 +120,21 @@ def attend_tile(block, plan, chunk, tile, layer, model, cache, q, attended):
     first = i64(0)
     while first < length:
         n = min(most_positions(d), length - first)
-        across = (n + COLUMNS - 1) & ~i64(COLUMNS - 1)
-        take_positions(shared, cache.keys, cache, slot, first, n, across, layer, kv_head, model)
+        seen = (n + COLUMNS - 1) & ~i64(COLUMNS - 1)
+        take_positions(shared, cache.keys, cache, slot, first, n, seen, layer, kv_head, model)
         barrier()
-        tile_dots(shared, scores_at(d), queries_at(d), rows * group, positions_at(d), across, d)
+        tile_dots(shared, scores_at(d), queries_at(d), rows * group, positions_at(d), seen, d)
         barrier()
-        weigh(shared, plan, t0, rows * group, group, first, across, d)
-        take_positions(shared, cache.values, cache, slot, first, n, across, layer, kv_head, model)
+        weigh(shared, plan, t0, rows * group, group, first, seen, d)
+        take_positions(shared, cache.values, cache, slot, first, n, seen, layer, kv_head, model)
         barrier()
-        tile_mix(shared, sums_at(d), scores_at(d), rows * group, across, positions_at(d), d)
+        tile_mix(shared, sums_at(d), scores_at(d), rows * group, seen, positions_at(d), d)
         barrier()
         first += n
     query = i64(warp_id())
     while query < rows * group:
         t, head = divide(query, group)
-        put_attended(shared, query, d, attended, t0 + t, kv_head * group + head, model)
+        put_attended(shared, query, d, attended, across, t0 + t, kv_head * group + head)
         query += warps()
 
 
@@ -210,11 +211,11 @@ def weigh(shared, plan, t0, queries, group, first, across, d):
 
 
 @device
-def put_attended(shared, query, d, attended, row, head, model):
+def put_attended(shared, query, d, attended, across, row, head):
     """One warp: a query's sums, over their total, as part of a row of all heads."""
     at, total = sums_at(d) + query * (d + TILE_GAP), shared[SCRATCH + 2 * query + 1]
-    width = i64(model.heads) * d
-    i = 2 * i64(lane_id())
+    i = 4 * i64(lane_id())
     while i < d:
-        row_put(attended, row * width, width, head * d + i, shared[at + i] / total, shared[at + i + 1] / total)
-        i += 2 * warp_width()
+        a, b, c, e = shared[at + i], shared[at + i + 1], shared[at + i + 2], shared[at + i + 3]
+        block_put(attended, block_row_at(across, row, head * d + i), a / total, b / total, c / total, e / total)
+        i += 4 * warp_width()

@@ -30,7 +30,6 @@ from ..simt.vocabulary import (
     lane_sum,
     mix_of_fours,
     opaque,
-    row_put,
     store_relaxed,
     thread_id,
     warp_barrier,
@@ -81,19 +80,18 @@ def span_of(d):
 
 
 @device
-def attend_in_chunks(block, n, rows, limit, layer, model, cache, act, in_fragments):
+def attend_in_chunks(block, n, rows, limit, layer, model, cache, act):
     """As :func:`.attention.attend`, for the rows of n entries of the list that have items. Blocks share them out.
 
     The arena is used up to `limit`. All blocks call it, after a grid barrier behind the queries, keys and values;
-    it ends without one. `in_fragments`: `attended` is written as :func:`fragment_put` does, otherwise as
-    :func:`row_put`.
+    it ends without one. `attended` is written as :func:`fragment_put` does.
     """
     work, item = arena_view(block.shared, WORK, LISTED, model.eos), i32(block.id)
     while item < work[ENTRY * n + FIRST_ITEM]:
         entry = entry_of(work, n, FIRST_ITEM, item)
         of_entry = i64(item - work[ENTRY * entry + FIRST_ITEM])
         attend_chunk(block, entry, of_entry, limit, layer, model, cache, act)
-        finish_chunk(block, entry, of_entry, limit, rows, model, act, in_fragments)
+        finish_chunk(block, entry, of_entry, limit, rows, model, act)
         item = i32(item + block.blocks)
 
 
@@ -147,7 +145,7 @@ def attend_chunk(block, entry, item, limit, layer, model, cache, act):
 
 
 @device
-def finish_chunk(block, entry, item, limit, rows, model, act, in_fragments):
+def finish_chunk(block, entry, item, limit, rows, model, act):
     """What the parts of an item give, merged; the last block to come to one of a row merges its chunks."""
     work, d = arena_view(block.shared, WORK, LISTED, model.eos), opaque(i64(model.head_dim))
     chunks = chunks_of(work[ENTRY * entry + LENGTH])
@@ -159,7 +157,7 @@ def finish_chunk(block, entry, item, limit, rows, model, act, in_fragments):
     weights, final = i64(WEIGHTS), chunks == 1
     to = (of_row * act.most_chunks + chunk) * (span_of(d) + 2 * HEADS)
     while True:
-        merge(block, source, at, step, parts, weights, entry, unit, to, final, rows, model, act, in_fragments)
+        merge(block, source, at, step, parts, weights, entry, unit, to, final, rows, model, act)
         if final or not last_of_row(block, of_row, chunks, act.arrived):
             break
         source, parts, weights, final = act.partial, chunks, i64(PARTS), True
@@ -181,7 +179,7 @@ def last_of_row(block, of_row, chunks, arrived):
 
 
 @device
-def merge(block, source, at, step, parts, weights, entry, unit, to, final, rows, model, act, in_fragments):
+def merge(block, source, at, step, parts, weights, entry, unit, to, final, rows, model, act):
     """Bring what parts give, `step` apart in the source, to one maximum, and add it up in order. A warp a head.
 
     The parts' weights lie at `weights` in the arena then, for each head. `final`: it is divided by the total and
@@ -202,7 +200,7 @@ def merge(block, source, at, step, parts, weights, entry, unit, to, final, rows,
                 row = i64(work[ENTRY * entry + ROW])
                 of_all, scale = (first + head) * d + i, f32(1.0) / total
                 a, b, c, e = a * scale, b * scale, c * scale, e * scale
-                put_attended(act.attended, row, of_all, a, b, c, e, rows, model, in_fragments)
+                put_attended(act.attended, row, of_all, a, b, c, e, rows, model)
             else:
                 act.partial[to + column] = a
                 act.partial[to + column + 1] = b
@@ -240,11 +238,6 @@ def weigh_parts(shared, source, at, step, parts, weights):
 
 
 @device
-def put_attended(attended, row, column, a, b, c, e, rows, model, in_fragments):
+def put_attended(attended, row, column, a, b, c, e, rows, model):
     """One lane: four columns of a row that is done."""
-    if in_fragments:
-        fragment_put(attended, row_at(rows, row, column), a, b, c, e)
-    else:
-        width = opaque(i64(model.heads)) * i64(model.head_dim)
-        row_put(attended, row * width, width, column, a, b)
-        row_put(attended, row * width, width, column + 2, c, e)
+    fragment_put(attended, row_at(rows, row, column), a, b, c, e)

@@ -1,20 +1,39 @@
 """Weights in the order in which tensor cores take them: packed once, and streamed from then on.
 
 A matrix is cut in *strips* of 16 stored rows, and a strip in fragments of 16 columns. A fragment's 512 bytes are
-16 for each of 32 lanes: of stored rows r and r + 8, columns 4c to 4c + 3, as (row r: two columns, row r + 8: the
-same two; row r: the other two, row r + 8). The strips of a matrix follow each other, and the fragments of a strip,
-so what a warp multiplies is one run of memory.
+four matrices of 8 x 8, each row after row: of the first eight columns the first eight rows and the others, then
+those of the other columns. The strips of a matrix follow each other, and the fragments of a strip, so what a warp
+multiplies is one run of memory.
 
 The eight rows in a strip's second half belong to those in its first: in gate and up, they are up's rows of the
-same numbers; in queries, keys and values, the rows that rotate with them. The bits of a weight are not changed.
+same numbers; in queries, keys and values, the rows that rotate with them.
+
+What is packed is float16, whatever was stored. It has three bits more than bfloat16, so one float16 is enough for
+an activation, where two bfloat16 were needed; and of bfloat16 weights none is changed between 2**-14 and 65,504.
+Smaller ones are changed by 2**-25 at most; a model with larger ones is refused.
 """
 
 import numpy as np
 
+from ..errors import BlinkError
 from ..model.config import ModelConfig
+from ..model.tensorfile import to_float32
 from ..model.weights import Weights
 from ..simt import device
-from ..simt.vocabulary import FRAGMENT, block_threads, divide, i64, thread_id
+from ..simt.vocabulary import (
+    DOTS_COLUMNS,
+    FRAGMENT,
+    block_threads,
+    divide,
+    f32,
+    i64,
+    narrow_put,
+    packed_floats,
+    store_relaxed,
+    thread_id,
+    u32,
+    widen,
+)
 from .tensors import DOWN, GATE, OUT, UP, K, Q, V
 
 PROJECT, ATTENDED, GATED, LOWERED, LOGITS = range(5)
@@ -28,11 +47,22 @@ block that has its first strip."""
 
 SIZE = FRAGMENT * FRAGMENT
 
+LARGEST = f32(65504.0)
+"""Of float16."""
+
 
 def fits(config: ModelConfig, dtype: np.dtype) -> bool:
     """Whether a model's matrices can be packed."""
     widths = config.hidden, config.ffn, config.heads * config.head_dim, config.head_dim
-    return bool(dtype == np.uint16) and all(width % FRAGMENT == 0 for width in widths)
+    return bool(dtype != np.float32) and all(width % FRAGMENT == 0 for width in widths)
+
+
+def too_large() -> BlinkError:
+    """What to raise where a weight is beyond float16's largest."""
+    return BlinkError(
+        f"the model has weights beyond {LARGEST:,.0f}, and tensor cores get them as float16; "
+        "start it with --batch-invariant, which does without them"
+    )
 
 
 def table(config: ModelConfig, blocks: int, warps: int) -> np.ndarray:
@@ -58,11 +88,20 @@ def size(stream: np.ndarray) -> int:
 
 
 def spec(config: ModelConfig, weights: Weights) -> np.ndarray:
-    """The packed weights, uint16; rows behind the vocabulary's last are 0."""
+    """The packed weights, float16 as int16 bits; rows behind the vocabulary's last are 0.
+
+    Raises BlinkError where one is beyond float16's largest.
+    """
 
     def rows(layer: int, column: int, n: int, width: int) -> np.ndarray:
         at = weights.matrix[layer, column]
-        return weights.flat[at : at + n * width].reshape(n, width)
+        return as_halves(weights.flat[at : at + n * width]).reshape(n, width)
+
+    def as_halves(stored: np.ndarray) -> np.ndarray:
+        values = to_float32(stored)
+        if np.abs(values).max() > LARGEST:
+            raise too_large()
+        return values.astype(np.float16).view(np.int16)
 
     def paired(first: np.ndarray, second: np.ndarray) -> np.ndarray:
         return np.stack([each.reshape(-1, 8, each.shape[1]) for each in (first, second)], 1).reshape(
@@ -70,8 +109,8 @@ def spec(config: ModelConfig, weights: Weights) -> np.ndarray:
         )
 
     def packed(rows: np.ndarray) -> np.ndarray:
-        cut = rows.reshape(-1, 2, 8, rows.shape[1] // FRAGMENT, 4, 2, 2)
-        return cut.transpose(0, 3, 2, 4, 5, 1, 6).reshape(-1)
+        cut = rows.reshape(-1, 2, 8, rows.shape[1] // FRAGMENT, 2, 8)
+        return cut.transpose(0, 3, 4, 1, 2, 5).reshape(-1)
 
     hidden, ffn, d = config.hidden, config.ffn, config.head_dim
     parts = []
@@ -83,14 +122,18 @@ def spec(config: ModelConfig, weights: Weights) -> np.ndarray:
         parts.append(packed(rows(layer, OUT, hidden, config.heads * d)))
         parts.append(packed(paired(rows(layer, GATE, ffn, hidden), rows(layer, UP, ffn, hidden))))
         parts.append(packed(rows(layer, DOWN, hidden, ffn)))
-    head = np.zeros((-(-config.vocab // FRAGMENT) * FRAGMENT, hidden), np.uint16)
-    head[: config.vocab] = weights.flat[weights.head : weights.head + config.vocab * hidden].reshape(-1, hidden)
+    head = np.zeros((-(-config.vocab // FRAGMENT) * FRAGMENT, hidden), np.int16)
+    output = weights.flat[weights.head : weights.head + config.vocab * hidden]
+    head[: config.vocab] = as_halves(output).reshape(-1, hidden)
     return np.concatenate([*parts, packed(head)])
 
 
 @device
-def pack(block, model):
-    """Fill ``model.packed``, as :func:`spec`. All blocks share out the 16 bytes of a lane."""
+def pack(block, model, large):
+    """Fill ``model.packed``, as :func:`spec`. All blocks share out runs of 16 bytes.
+
+    ``large[0]`` becomes 1 if a weight is beyond float16's largest.
+    """
     step = i64(block.blocks) * block_threads()
     for product in range(4 * model.layers + 1):
         kind, layer = kind_of(model, product), product >> 2
@@ -98,16 +141,15 @@ def pack(block, model):
         n = i64(block.id) * block_threads() + thread_id()
         while n < strips * steps * 32:
             strip, column = divide(n >> 5, steps)
-            column = column * FRAGMENT + (n & 3) * 4
-            to = i64(model.stream[product, AT]) * SIZE + 8 * n
-            for half in range(2):
-                row = stored_row(model, kind, layer, strip, ((n >> 2) & 7) + 8 * half)
-                for c in range(4):
-                    place = to + (c & 2) * 2 + 2 * half + (c & 1)
-                    if row >= 0:
-                        model.packed[place] = model.weights[row + column + c]
-                    else:
-                        model.packed[place] = 0
+            column = column * FRAGMENT + ((n >> 4) & 1) * 8
+            to, row = i64(model.stream[product, AT]) * SIZE + 8 * n, stored_row(model, kind, layer, strip, n & 15)
+            for c in range(8):
+                value = f32(0.0)
+                if row >= 0:
+                    value = widen(model.weights[row + column + c])
+                narrow_put(model.packed, to + c, value)
+                if abs(value) > LARGEST:
+                    store_relaxed(large, i64(0), u32(1))
             n += step
 
 
@@ -142,5 +184,11 @@ def stored_row(model, kind, layer, strip, r):
 
 @device
 def row_at(rows, row, column):
-    """Where a column of a row lies in activations as :func:`fragment_dots` takes them."""
-    return ((column >> 4) * rows + row) * FRAGMENT + (column & 15)
+    """Where a column of a row lies in activations, as :func:`fragment_dots` takes them; a multiple of 4."""
+    return packed_floats(((column >> 4) * rows + row) * FRAGMENT + (column & 15))
+
+
+@device
+def block_row_at(rows, row, column):
+    """The same as :func:`block_dots` takes them."""
+    return packed_floats(((column >> 3) * rows + row) * DOTS_COLUMNS + (column & 7))

@@ -36,8 +36,8 @@ LISTED = ENTRY * (MOST_LISTED + 1)
 WORK = PLACES + 2 * MOST_ROWS
 """Where that list begins in the arena."""
 
-SCRATCH = (WORK + LISTED + 15) & -16
-"""Where that begins which a phase may use as it likes: a multiple of 16."""
+SCRATCH = (WORK + LISTED + 31) & -32
+"""Where that begins which a phase may use as it likes: a multiple of 32."""
 
 
 TILE = 64

@@ -37,6 +37,7 @@ from ..simt.vocabulary import (
     mbarrier_wait,
     mbarriers,
     opaque,
+    packed_floats,
     rank,
     sum_of_fours,
     thread_id,
@@ -75,8 +76,8 @@ PIECE = 8
 STAGE = PIECE * SIZE
 """Weights in a stage."""
 AT_ONCE = 512
-"""Most activations that a warp's lanes load by themselves. More are copied asynchronously: that takes a fence and
-an mbarrier, but no lane waits for one load after the other."""
+"""Most floats of activations that a warp's lanes load by themselves. More are copied asynchronously: that takes a
+fence and an mbarrier, but no lane waits for one load after the other."""
 MOST_SLOTS = 8
 """Most strips whose sums wait in the arena at a time."""
 SLOT_GAP = 16
@@ -331,7 +332,7 @@ def results_at(rows, slot):
 
 @device
 def fetch_rows(block, model, x, first, n, longest):
-    """Copy this warp's columns of the rows, ``x[first:first+n]``, or begin to; where it goes to in the arena.
+    """Copy this warp's columns of the rows, ``x[first:first+n]``, or begin to; where they go to in the arena.
 
     Its place is below the rows' cosines, where each warp has `longest` floats.
     """
@@ -372,7 +373,7 @@ def prepare(block, rows, number, model):
     first, share = share_of(model, number)
     size = i32(results_at(rows, 1) - results_at(rows, 0))
     room = i32(rope_at(block, model) - results_at(rows, 0))
-    longest, most = i32(model.stream[number, SHARE] * i32(rows) * FRAGMENT), i32(MOST_SLOTS)
+    longest, most = i32(packed_floats(i64(model.stream[number, SHARE]) * rows * FRAGMENT)), i32(MOST_SLOTS)
     if i32(longest * i32(warps()) + size) > room:
         longest = i32(0)
     room = i32(room - longest * i32(warps()))
@@ -389,13 +390,13 @@ def product(block, plan, rows, samples, number, products, prepared, stage, parit
     """
     kind, layer = kind_of(model, number), number >> 2
     strip, strips, first, share, longest, most = prepared
-    x, row = act.normed, i64(first) * rows * FRAGMENT
+    x, row = act.normed, packed_floats(i64(first) * rows * FRAGMENT)
     if kind == ATTENDED:
         x = act.attended
     elif kind == LOWERED:
         x = act.gated
     if longest > 0:
-        row = fetch_rows(block, model, x, row, i64(share) * rows * FRAGMENT, i64(longest))
+        row = fetch_rows(block, model, x, row, packed_floats(i64(share) * rows * FRAGMENT), i64(longest))
     if kind != ATTENDED and kind != LOWERED:
         measure_rows(block, rows, model, act.squares)
     if longest > 0:
@@ -453,7 +454,7 @@ def multiply_strip(block, rows, to, x, row, share, stage, parity, owed, model):
             else:
                 owed = i32(owed + 1)
         stage, parity = next_stage(stage), next_parity(stage, parity)
-        more, share, row = True, share - steps, row + steps * rows * FRAGMENT
+        more, share, row = True, share - steps, row + packed_floats(steps * rows * FRAGMENT)
     return stage, parity, owed
 
 

@@ -38,8 +38,8 @@ class Model(NamedTuple):
     tiles: int
     """steps of more rows are computed in tiles (see tiles.py, flash.py); 0 = of none"""
     packed: Any
-    """uint16, flat: every matrix once more, as tensor cores take it (see packing.py), if `stream_rows` > 0;
-    None where no step is computed in tiles either: the code for both is then not compiled"""
+    """int16, flat: every matrix once more, as float16 bits and as tensor cores take it (see packing.py), if steps
+    are computed in tiles or from the stream; None on a CPU where none is: both are not compiled then"""
     stream: Any
     """int32 [4 * layers + 1, 8]: of each product, where its weights are in `packed` (see packing.py)"""
     stream_rows: int

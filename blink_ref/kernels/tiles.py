@@ -1,8 +1,9 @@
 """The linear layers for many rows: tiles of results, which a block makes at once with :func:`block_dots`.
 
 For a few rows the other kernels read each weight once, and are as fast as the memory. For many rows they would
-read each weight often, out of a cache, for few products each time. Here a block takes a tile of up to 128 outputs
-and 128 rows, so that what it reads is used 128 times, and on a GPU the products are the tensor cores' work.
+read each weight often, out of a cache, for few products each time. Here a block takes a tile of up to 8 strips of
+packed weights (:mod:`.packing`), 128 outputs, and 128 rows, so that what it reads is used 128 times, and on a GPU
+the products are the tensor cores' work. Activations lie as :func:`block_put` leaves them.
 
 There are five such products in a model. What becomes of their results is the same as in the other files, and a
 test holds both equal, but for the order of additions: float32's rounding.
@@ -16,8 +17,11 @@ from ..simt.vocabulary import (
     DOTS_FLOATS,
     DOTS_PITCH,
     DOTS_ROWS,
+    DOTS_STRIPS,
+    FRAGMENT,
     barrier,
     block_dots,
+    block_put,
     block_threads,
     divide,
     f32,
@@ -25,7 +29,6 @@ from ..simt.vocabulary import (
     i64,
     lane_id,
     opaque,
-    row_put,
     thread_id,
     tiles_pay,
     warp_barrier,
@@ -33,26 +36,25 @@ from ..simt.vocabulary import (
     warp_width,
     warps,
 )
-from . import flash
-from .attention import head_start, put_pair
+from . import flash, packing
+from .attention import put_pair
 from .logits import draw
 from .mlp import silu
-from .packing import ATTENDED, GATED, LOGITS, LOWERED, PROJECT
+from .packing import AT, ATTENDED, GATED, LOGITS, LOWERED, PROJECT, SIZE, STEPS, STRIPS, block_row_at
 from .rmsnorm import rmsnorm
 from .staging import SCRATCH, staged_at
-from .tensors import DOWN, GATE, OUT, UP
 
 FEW = 4
 """Rows up to which the other kernels are the faster ones, on a GPU."""
 
-HALF = DOTS_ROWS >> 1
-"""Most outputs in each half of a tile, where two belong together."""
-
-COLUMNS = 32
-"""Widths of all matrices are multiples of it, and of the pieces of a tile."""
+LEAST_STEPS = 2
+"""Fewest fragments of a strip that a piece of a tile has."""
 
 MOST_PIECES = 8
 """Most pieces of a tile."""
+
+PAIRS = FRAGMENT >> 1
+"""Outputs of a strip's first half, to each of which belongs one of the second."""
 
 
 def arena(head_dim: int) -> int:
@@ -62,9 +64,7 @@ def arena(head_dim: int) -> int:
 
 def fits(config: ModelConfig, dtype: np.dtype, shared: int) -> bool:
     """Whether these kernels, and attention in tiles, serve a model, with `shared` floats of arena."""
-    widths = config.hidden, config.ffn, config.heads * config.head_dim
-    fit = dtype == np.uint16 and all(width % COLUMNS == 0 for width in widths)
-    return fit and flash.fits(config) and shared >= arena(config.head_dim)
+    return packing.fits(config, dtype) and flash.fits(config) and shared >= arena(config.head_dim)
 
 
 @device
@@ -87,10 +87,12 @@ def normalise(block, plan, rows, kind, layer, x, model, normed):
             row = i64(plan.sample_row[t])
         rmsnorm(block, x, row * width, model.norm, gain, width, model.eps, 0)
         barrier()
-        i = 2 * i64(thread_id())
+        i, at = 4 * i64(thread_id()), i64(0)
         while i < width:
-            row_put(normed, t * width, width, i, shared[staged_at() + i], shared[staged_at() + i + 1])
-            i += 2 * block_threads()
+            at = staged_at() + i
+            a, b, c, d = shared[at], shared[at + 1], shared[at + 2], shared[at + 3]
+            block_put(normed, block_row_at(rows, t, i), a, b, c, d)
+            i += 4 * block_threads()
         t = i32(t + block.blocks)
 
 
@@ -107,32 +109,22 @@ def product(block, plan, rows, kind, layer, model, sampling, cache, act):
         if item >= tiles_in_all(block, model, kind, rows) * pieces:  # asked each time, not kept in registers
             break
         tile, piece = divide(i64(item), pieces)
-        first, other, outs = stored_rows(model, kind, layer, place_of(block, model, kind, rows, tile)[0])
-        _, t0, here = place_of(block, model, kind, rows, tile)
-        x, width = act.normed, columns_of(model, kind)
+        across, t0, here = place_of(block, model, kind, rows, tile)
+        x, number = act.normed, product_number(model, kind, layer)
         if kind == ATTENDED:
             x = act.attended
         elif kind == LOWERED:
             x = act.gated
-        columns = divide(width, pieces)[0]
+        steps = i64(model.stream[number, STEPS])
+        first, strips = across * DOTS_STRIPS, strips_of(model, number, across)
+        at = (i64(model.stream[number, AT]) + first * steps) * SIZE
+        n = divide(steps, pieces)[0]
         barrier()  # the tile before has been read
-        block_dots(
-            shared,
-            SCRATCH,
-            model.weights,
-            first,
-            other,
-            outs,
-            x,
-            t0 * width,
-            here,
-            width,
-            piece * columns,
-            columns,
-        )
+        j = block_row_at(rows, t0, i64(0))
+        block_dots(shared, SCRATCH, model.packed, at, steps, strips, x, j, rows, here, piece * n, n)
         barrier()
         if pieces_of_tile(block, model, kind, rows) > 1:
-            keep_piece(shared, act.pieces, item, here, outs)
+            keep_piece(shared, act.pieces, item, here, FRAGMENT * strips)
         else:
             finish_tile(block, plan, rows, kind, layer, model, sampling, cache, act, i32(opaque(i64(item))))
         item = i32(item + block.blocks)
@@ -142,13 +134,15 @@ def product(block, plan, rows, kind, layer, model, sampling, cache, act):
 
 
 @device
-def columns_of(model, kind):
-    """The width of a product's stored rows, and of the rows of x."""
-    if kind == ATTENDED:
-        return opaque(i64(model.heads)) * i64(model.head_dim)
-    if kind == LOWERED:
-        return opaque(i64(model.ffn))
-    return opaque(i64(model.hidden))
+def product_number(model, kind, layer):
+    """A product's row of :attr:`Model.stream`."""
+    return i64(4 * i64(model.layers) if kind == LOGITS else 4 * i64(layer) + kind)
+
+
+@device
+def strips_of(model, number, across):
+    """How many strips a product has for its tiles number `across`."""
+    return min(i64(DOTS_STRIPS), i64(model.stream[number, STRIPS]) - across * DOTS_STRIPS)
 
 
 @device
@@ -160,11 +154,13 @@ def tiles_in_all(block, model, kind, rows):
 @device
 def pieces_of_tile(block, model, kind, rows):
     """Into how many pieces each tile is cut: 1, or as many, up to MOST_PIECES, as there are blocks for at once."""
-    pieces, width = i64(1), columns_of(model, kind)
+    pieces, steps = i64(1), i64(model.stream[product_number(model, kind, 0), STEPS])
     tiles = tiles_in_all(block, model, kind, rows)
     if kind == LOGITS:
         tiles = i64(block.blocks)
-    while pieces < MOST_PIECES and 2 * pieces * tiles <= block.blocks and width & (2 * COLUMNS * pieces - 1) == 0:
+    while (
+        pieces < MOST_PIECES and 2 * pieces * tiles <= block.blocks and steps & (2 * LEAST_STEPS * pieces - 1) == 0
+    ):
         pieces *= 2
     return pieces
 
@@ -189,7 +185,8 @@ def finish_pieces(block, plan, rows, kind, layer, model, sampling, cache, act):
         across, t0, here = place_of(block, model, kind, rows, tile)
         if t < here:
             pieces, c = pieces_of_tile(block, model, kind, rows), i64(lane_id())
-            first, outs = (tile * pieces * DOTS_ROWS + t) * DOTS_ROWS, stored_rows(model, kind, layer, across)[2]
+            first = (tile * pieces * DOTS_ROWS + t) * DOTS_ROWS
+            outs = FRAGMENT * strips_of(model, product_number(model, kind, layer), across)
             while c < outs:
                 total = f32(0.0)
                 for piece in range(pieces):
@@ -197,7 +194,7 @@ def finish_pieces(block, plan, rows, kind, layer, model, sampling, cache, act):
                 block.shared[at + c] = total
                 c += warp_width()
             warp_barrier()
-            finish_row(block, plan, kind, layer, model, sampling, cache, act, across, t0 + t, at, True)
+            finish_row(block, plan, rows, kind, layer, model, sampling, cache, act, across, t0 + t, at, True)
             warp_barrier()
         row += grid_warps(block)
 
@@ -205,34 +202,14 @@ def finish_pieces(block, plan, rows, kind, layer, model, sampling, cache, act):
 @device
 def tiles_across(model, kind):
     """How many tiles have all outputs of a product, for the same rows."""
-    outs, size = i64(model.hidden), i64(DOTS_ROWS)
-    if kind == PROJECT:
-        parts, heads = head_parts(model)
-        return divide(i64(model.heads) + 2 * i64(model.kv_heads) + heads - 1, heads)[0] * parts
-    if kind == GATED:
-        outs, size = i64(model.ffn), i64(HALF)
-    elif kind == LOGITS:
-        outs = i64(model.vocab)
-    return divide(outs + size - 1, size)[0]
-
-
-@device
-def head_parts(model):
-    """How a tile of PROJECT cuts heads: into so many parts each, or none, and so many heads at a time, 1 or 2.
-
-    A part has up to HALF first elements of the pairs that rotate together, and their second ones.
-    """
-    d = opaque(i64(model.head_dim))
-    if d <= HALF:
-        return i64(1), i64(2)
-    return divide((d >> 1) + HALF - 1, i64(HALF))[0], i64(1)
+    return (i64(model.stream[product_number(model, kind, 0), STRIPS]) + (DOTS_STRIPS - 1)) >> 3
 
 
 @device
 def tile_height(block, model, kind, rows):
     """Rows of a tile: 128, or 64 where that would leave blocks without a tile."""
     few = tiles_across(model, kind) * divide(i64(rows) + DOTS_ROWS - 1, i64(DOTS_ROWS))[0] < block.blocks
-    return i64(HALF if few and rows > HALF else DOTS_ROWS)
+    return i64(DOTS_ROWS >> 1 if few and rows > DOTS_ROWS >> 1 else DOTS_ROWS)
 
 
 @device
@@ -255,58 +232,24 @@ def place_of(block, model, kind, rows, tile):
 
 
 @device
-def stored_rows(model, kind, layer, across):
-    """Where a tile's stored rows begin in the weights, where their second half does, and how many there are."""
-    width, matrix = i64(model.hidden), model.matrix
-    if kind == PROJECT:
-        head, i0, n, both = pairs_of(model, across)
-        first = head_start(model, layer, head) + i0 * width
-        if both == 2:
-            return first, head_start(model, layer, head + 1), 4 * n
-        return first, first + (i64(model.head_dim) >> 1) * width, 2 * n
-    if kind == GATED:
-        f0 = across * HALF
-        return matrix[layer, GATE] + f0 * width, matrix[layer, UP] + f0 * width, 2 * min(i64(HALF), model.ffn - f0)
-    r0, outs, at = across * DOTS_ROWS, width, i64(model.head)
-    if kind == LOGITS:
-        outs = i64(model.vocab)
-    elif kind == ATTENDED:
-        at, width = matrix[layer, OUT], i64(model.heads) * i64(model.head_dim)
-    else:
-        at, width = matrix[layer, DOWN], i64(model.ffn)
-    n = min(i64(DOTS_ROWS), outs - r0)
-    return at + r0 * width, at + (r0 + (n >> 1)) * width, n
-
-
-@device
-def pairs_of(model, across):
-    """Of a tile of PROJECT: (first head, first pair, pairs, heads: 1 or 2)."""
-    parts, heads = head_parts(model)
-    head, part = divide(across, parts)
-    i0, left = part * HALF, i64(model.heads) + 2 * i64(model.kv_heads) - head * heads
-    return head * heads, i0, min(i64(HALF), (i64(model.head_dim) >> 1) - i0), min(heads, left)
-
-
-@device
 def finish_tile(block, plan, rows, kind, layer, model, sampling, cache, act, tile):
     """What is made of a tile's results, which lie in the arena. A warp takes a row at a time."""
     across, t0, here = place_of(block, model, kind, rows, tile)
     t = i64(warp_id())
     while t < here:
-        finish_row(
-            block, plan, kind, layer, model, sampling, cache, act, across, t0 + t, SCRATCH + t * DOTS_PITCH, False
-        )
+        at = SCRATCH + t * DOTS_PITCH
+        finish_row(block, plan, rows, kind, layer, model, sampling, cache, act, across, t0 + t, at, False)
         t += warps()
 
 
 @device
-def finish_row(block, plan, kind, layer, model, sampling, cache, act, across, row, at, in_pieces):
+def finish_row(block, plan, rows, kind, layer, model, sampling, cache, act, across, row, at, in_pieces):
     """What is made of a row's results of a tile, which begin at `at` in the arena. One warp."""
+    strips = strips_of(model, product_number(model, kind, layer), across)
     if kind == PROJECT:
-        put_pairs(block.shared, at, plan, row, layer, across, model, cache, act.q)
+        put_pairs(block.shared, at, plan, row, layer, across, PAIRS * strips, model, cache, act.q)
     elif kind == GATED:
-        ffn, f0 = i64(model.ffn), across * HALF
-        put_gated(block.shared, at, act.gated, row * ffn, ffn, f0, min(i64(HALF), ffn - f0))
+        put_gated(block.shared, at, rows, row, across, PAIRS * strips, act.gated)
     elif kind == LOGITS and not in_pieces:  # they never are: it keeps `draw` from being compiled twice
         vocab, r0 = i64(model.vocab), across * DOTS_ROWS
         n = min(i64(DOTS_ROWS), vocab - r0)
@@ -314,31 +257,32 @@ def finish_row(block, plan, kind, layer, model, sampling, cache, act, across, ro
         if sampling.filtered[plan.sample_slot[row]] == 0:
             draw(plan, row, act.logits, row * vocab, r0, r0 + n)  # each lane looks at those that it has copied
     else:
-        outs, r0 = i64(model.hidden), across * DOTS_ROWS
-        add_row(block.shared, at, act.x, row * outs + r0, min(i64(DOTS_ROWS), outs - r0))
+        add_row(block.shared, at, act.x, row * i64(model.hidden) + across * DOTS_ROWS, FRAGMENT * strips)
 
 
 @device
-def put_pairs(shared, at, plan, row, layer, across, model, cache, q):
-    """One warp: a row's results of PROJECT, rotated, to where they belong."""
-    head, i0, n, both = pairs_of(model, across)
-    pair = i64(lane_id())
-    while pair < n * both:
-        second = i64(pair >= n)
-        i = pair - n * second
-        here = at + 2 * n * second + i
-        put_pair(plan, row, layer, head + second, i0 + i, shared[here], shared[here + n], model, cache, q)
+def put_pairs(shared, at, plan, row, layer, across, n, model, cache, q):
+    """One warp: a row's n pairs of PROJECT's results, rotated, to where they belong."""
+    pair, half = i64(lane_id()), opaque(i64(model.head_dim)) >> 1
+    while pair < n:
+        head, i = divide(across * (PAIRS * DOTS_STRIPS) + pair, half)
+        here = at + (pair >> 3) * FRAGMENT + (pair & 7)
+        put_pair(plan, row, layer, head, i, shared[here], shared[here + PAIRS], model, cache, q)
         pair += warp_width()
 
 
 @device
-def put_gated(shared, at, gated, to, ffn, f0, n):
-    """One warp: numbers f0 to f0 + n - 1 of the row at ``gated[to]`` are silu(gate) * up."""
-    f = 2 * i64(lane_id())
+def put_gated(shared, at, rows, row, across, n, gated):
+    """One warp: n numbers of a row are silu(gate) * up."""
+    f = 4 * i64(lane_id())
     while f < n:
-        even, odd = silu(shared[at + f]) * shared[at + n + f], silu(shared[at + f + 1]) * shared[at + n + f + 1]
-        row_put(gated, to, ffn, f0 + f, even, odd)
-        f += 2 * warp_width()
+        here = at + (f >> 3) * FRAGMENT + (f & 7)
+        a = silu(shared[here]) * shared[here + PAIRS]
+        b = silu(shared[here + 1]) * shared[here + PAIRS + 1]
+        c = silu(shared[here + 2]) * shared[here + PAIRS + 2]
+        d = silu(shared[here + 3]) * shared[here + PAIRS + 3]
+        block_put(gated, block_row_at(rows, row, across * (PAIRS * DOTS_STRIPS) + f), a, b, c, d)
+        f += 4 * warp_width()
 
 
 @device

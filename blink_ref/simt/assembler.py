@@ -52,7 +52,7 @@ def find_ptxas() -> Path:
 
 def assemble(ptx: str, cc: tuple[int, int]) -> Report:
     """Assemble PTX for compute capability `cc` and report. Raises BlinkError with ptxas's words if it refuses."""
-    arch = f"sm_{cc[0]}{cc[1]}"
+    arch = capability.architecture(cc)
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx)

@@ -25,6 +25,12 @@ def arena_bytes(cc: tuple[int, int]) -> int:
     return SHARED_LIMIT.get(cc, min(SHARED_LIMIT.values())) * 1024 - STATIC_SHARED
 
 
+def architecture(cc: tuple[int, int]) -> str:
+    """ptxas's name: with an "a", as numba-cuda compiles for the present GPU, where the code has instructions that
+    only this capability has."""
+    return f"sm_{cc[0]}{cc[1]}" + "a" * (cc == (9, 0))
+
+
 def name(cc: tuple[int, int]) -> str:
     """9.0 for (9, 0)."""
     return f"{cc[0]}.{cc[1]}"

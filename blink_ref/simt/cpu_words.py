@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.typing import templates
-from numba.extending import overload
+from numba.extending import overload, register_jitable
 
 from . import vocabulary as words
 from .lowering import (
@@ -70,7 +70,7 @@ overload(words.opaque, target="cpu", strict=False)(lambda x: lambda x: x)
 
 @overload(words.tiles_pay, target="cpu", strict=False)
 def _(w):
-    return (lambda w: True) if w.dtype == types.uint16 else (lambda w: False)
+    return (lambda w: False) if w.dtype == types.float32 else (lambda w: True)
 
 
 @_define(words.exp)
@@ -107,37 +107,37 @@ def _(typing_context, x):
     return types.float32(types.float32), codegen
 
 
-@overload(words.row_put, target="cpu", strict=False)
-def _(x, j, n, i, a, b):
-    def row_put(x, j, n, i, a, b):
-        x[j + i] = a
-        x[j + i + 1] = b
-
-    return row_put
+@overload(words.packed_floats, target="cpu", strict=False)
+def _(n):
+    return lambda n: n
 
 
-@overload(words.block_dots, target="cpu", strict=False)
-def _(out, k, w, i, i2, outs, x, j, rows, n, first, columns):
-    def block_dots(out, k, w, i, i2, outs, x, j, rows, n, first, columns):
-        for r in range(outs):
-            at = i + r * n
-            if r >= outs >> 1:
-                at = i2 + (r - (outs >> 1)) * n
-            for t in range(rows):
-                out[k + t * DOTS_PITCH + r] = row_dot(w, at + first, x, j + t * n + first, columns)
-
-    return block_dots
-
-
-@overload(words.fragment_put, target="cpu", strict=False)
-def _(x, at, a, b, c, d):
-    def fragment_put(x, at, a, b, c, d):
+def _put_four(x, at, a, b, c, d):
+    def put_four(x, at, a, b, c, d):
         x[at] = a
         x[at + 1] = b
         x[at + 2] = c
         x[at + 3] = d
 
-    return fragment_put
+    return put_four
+
+
+for _word in (words.fragment_put, words.block_put):
+    overload(_word, target="cpu", strict=False)(_put_four)
+
+
+@register_jitable
+def _dot_of_fragments(w, at, steps, r, x, j, pitch, half):
+    """Row r of fragments from ``w[at]`` on times a row of x: `pitch` from a fragment's columns to the next one's,
+    `half` to those of its second half."""
+    y = f32(0.0)
+    for s in range(steps):
+        for g in range(2):
+            of = at + s * FRAGMENT * FRAGMENT + g * 128 + (r >> 3) * 64 + (r & 7) * 8
+            row = j + s * pitch + g * half
+            for c in range(8):
+                y += widen(w[of + c]) * x[row + c]
+    return y
 
 
 @overload(words.fragment_dots, target="cpu", strict=False)
@@ -145,18 +145,24 @@ def _(out, k, w, at, steps, x, j, rows, more):
     def fragment_dots(out, k, w, at, steps, x, j, rows, more):
         for t in range(rows):
             for r in range(FRAGMENT):
-                y = f32(0.0)
-                if more:
-                    y = out[k + t * FRAGMENT_PITCH + r]
-                for s in range(steps):
-                    for quad in range(4):
-                        of = at + s * FRAGMENT * FRAGMENT + ((r & 7) * 4 + quad) * 8 + (r >> 3) * 2
-                        row = j + (s * rows + t) * FRAGMENT + 4 * quad
-                        y += widen(w[of]) * x[row] + widen(w[of + 1]) * x[row + 1]
-                        y += widen(w[of + 4]) * x[row + 2] + widen(w[of + 5]) * x[row + 3]
-                out[k + t * FRAGMENT_PITCH + r] = y
+                y = _dot_of_fragments(w, at, steps, r, x, j + t * FRAGMENT, rows * FRAGMENT, 8)
+                place = k + t * FRAGMENT_PITCH + r
+                out[place] = out[place] + y if more else y
 
     return fragment_dots
+
+
+@overload(words.block_dots, target="cpu", strict=False)
+def _(out, k, w, at, steps, strips, x, j, across, rows, first, n):
+    def block_dots(out, k, w, at, steps, strips, x, j, across, rows, first, n):
+        for t in range(rows):
+            row = j + (2 * first * across + t) * 8
+            for r in range(FRAGMENT * strips):
+                stored = at + ((r >> 4) * steps + first) * (FRAGMENT * FRAGMENT)
+                dotted = _dot_of_fragments(w, stored, n, r & 15, x, row, 16 * across, 8 * across)
+                out[k + t * DOTS_PITCH + r] = dotted
+
+    return block_dots
 
 
 @overload(words.sum_of_fours, target="cpu", strict=False)

@@ -1,43 +1,40 @@
 """Products of a few rows on CUDA: fragments of weights in the arena with rows of x, on `mma.sync`.
 
-A fragment lies in the arena as a tensor core takes it: 16 bytes a lane. Of x, in the arena or in global memory, a
-lane takes four columns of one row with 16 bytes too: as two words of high and two of low halves (see
-:func:`.vocabulary.fragment_put`). In which order columns are multiplied makes no difference, as long as both sides
-have the same one, so nothing is ever rearranged.
+Both are float16. A fragment of weights lies in the arena as four matrices of 8 x 8, which one instruction loads.
+Of x, in the arena or in global memory, a lane takes four columns of a row with 8 bytes: of its 16 columns 2q,
+2q + 1, 2q + 8 and 2q + 9, which is why :func:`.vocabulary.fragment_put` leaves these side by side.
 """
 
 from . import vocabulary as words
-from .cuda_loops import _four, _keep_rolled, _store_four
-from .cuda_tensor import bits_of_f32, has_tensor_cores, load_piece, multiply, shared_address, split
+from .cuda_loops import _four, _keep_rolled, _store_four, store_two_words, store_word, two_words
+from .cuda_tensor import has_tensor_cores, load_matrices, multiply_f16, narrow_two, shared_address
 from .cuda_words import define_by
 from .numba_cuda import cuda
-from .vocabulary import FRAGMENT, FRAGMENT_PITCH, f32, f32_of_bits, i32, i64, lane_id, u32, widen
+from .vocabulary import FRAGMENT, FRAGMENT_PITCH, f32, i32, i64, lane_id, u32, widen
 
-
-@cuda.jit(device=True)
-def _columns(x, at):
-    """A lane's four columns of a row: two words of high halves, two of low ones."""
-    a = _four(x, at)
-    return bits_of_f32(a[0]), bits_of_f32(a[1]), bits_of_f32(a[2]), bits_of_f32(a[3])
+SCALE, BACK = f32(1 / 16), f32(16.0)
+"""Activations are kept scaled: the largest float16 is 65,504, and there are models with larger ones. What becomes
+too small for all of its bits thereby, below 2**-10, still has an error of 2**-21 at most."""
 
 
 @cuda.jit(device=True)
 def _before(out, at, real):
     """A lane's four sums so far, of rows 2c and 2c + 1 of x, if they are real."""
     if real:
-        return out[at], out[at + FRAGMENT_PITCH], out[at + 8], out[at + FRAGMENT_PITCH + 8]
+        a, b, c, d = out[at], out[at + FRAGMENT_PITCH], out[at + 8], out[at + FRAGMENT_PITCH + 8]
+        return a * SCALE, b * SCALE, c * SCALE, d * SCALE
     return f32(0.0), f32(0.0), f32(0.0), f32(0.0)
 
 
 @cuda.jit(device=True)
 def _put(out, at, c, d, one, two):
-    """A lane's four sums, of the products with high and with low halves, if the one row, or the two, are real."""
+    """A lane's four sums, of the products with every other fragment each, if the one row, or the two, are real."""
     if one:
-        out[at] = c[0] + d[0]
-        out[at + 8] = c[2] + d[2]
+        out[at] = (c[0] + d[0]) * BACK
+        out[at + 8] = (c[2] + d[2]) * BACK
     if two:
-        out[at + FRAGMENT_PITCH] = c[1] + d[1]
-        out[at + FRAGMENT_PITCH + 8] = c[3] + d[3]
+        out[at + FRAGMENT_PITCH] = (c[1] + d[1]) * BACK
+        out[at + FRAGMENT_PITCH + 8] = (c[3] + d[3]) * BACK
 
 
 @cuda.jit(device=True)
@@ -46,12 +43,12 @@ def _fragments(out, k, w, at, steps, x, j, rows, more):
     row, quad, n = i32(lane_id() >> 2), i32(lane_id() & 3), i32(rows)
     stored = u32(shared_address(w, at) + u32(lane_id()) * u32(16))
     # behind the last row, the last one once more: what becomes of it is not kept
-    x0 = j + i64(i32(min(row, i32(n - 1)) * FRAGMENT + 4 * quad))
-    to_second = i64(i32((min(i32(row + 8), i32(n - 1)) - min(row, i32(n - 1))) * FRAGMENT))
-    step = i64(i32(n * FRAGMENT))
+    x0 = j + i64(i32(min(row, i32(n - 1)) * 8 + 2 * quad))
+    to_second = i64(i32((min(i32(row + 8), i32(n - 1)) - min(row, i32(n - 1))) * 8))
+    step = i64(i32(n * 8))
     to = k + i64(i32(2 * quad * FRAGMENT_PITCH + row))
     zero = (f32(0.0), f32(0.0), f32(0.0), f32(0.0))
-    c, low, d, low2 = zero, zero, zero, zero
+    c, odd, d, odd2 = zero, zero, zero, zero
     if more:
         c = _before(out, to, i32(2 * quad) < n)
         d = _before(out, to + 8 * FRAGMENT_PITCH, i32(2 * quad + 8) < n)
@@ -59,48 +56,38 @@ def _fragments(out, k, w, at, steps, x, j, rows, more):
     while left > 0:
         _keep_rolled()
         if left >= 4:
-            b0, b1 = _columns(x, x0), _columns(x, x0 + step)
-            b2, b3 = _columns(x, x0 + 2 * step), _columns(x, x0 + 3 * step)
-            a0, a1 = load_piece(stored), load_piece(u32(stored + u32(512)))
-            a2, a3 = load_piece(u32(stored + u32(1024))), load_piece(u32(stored + u32(1536)))
-            c = multiply(c, a0, b0[0], b0[1])
-            low = multiply(low, a0, b0[2], b0[3])
-            c = multiply(c, a1, b1[0], b1[1])
-            low = multiply(low, a1, b1[2], b1[3])
-            c = multiply(c, a2, b2[0], b2[1])
-            low = multiply(low, a2, b2[2], b2[3])
-            c = multiply(c, a3, b3[0], b3[1])
-            low = multiply(low, a3, b3[2], b3[3])
+            b0, b1 = two_words(x, x0), two_words(x, x0 + step)
+            b2, b3 = two_words(x, x0 + 2 * step), two_words(x, x0 + 3 * step)
+            a0, a1 = load_matrices(stored), load_matrices(u32(stored + u32(512)))
+            a2, a3 = load_matrices(u32(stored + u32(1024))), load_matrices(u32(stored + u32(1536)))
+            c = multiply_f16(c, a0, b0[0], b0[1])
+            odd = multiply_f16(odd, a1, b1[0], b1[1])
+            c = multiply_f16(c, a2, b2[0], b2[1])
+            odd = multiply_f16(odd, a3, b3[0], b3[1])
             if n > 8:
                 x1 = x0 + to_second
-                b0, b1 = _columns(x, x1), _columns(x, x1 + step)
-                b2, b3 = _columns(x, x1 + 2 * step), _columns(x, x1 + 3 * step)
-                d = multiply(d, a0, b0[0], b0[1])
-                low2 = multiply(low2, a0, b0[2], b0[3])
-                d = multiply(d, a1, b1[0], b1[1])
-                low2 = multiply(low2, a1, b1[2], b1[3])
-                d = multiply(d, a2, b2[0], b2[1])
-                low2 = multiply(low2, a2, b2[2], b2[3])
-                d = multiply(d, a3, b3[0], b3[1])
-                low2 = multiply(low2, a3, b3[2], b3[3])
+                b0, b1 = two_words(x, x1), two_words(x, x1 + step)
+                b2, b3 = two_words(x, x1 + 2 * step), two_words(x, x1 + 3 * step)
+                d = multiply_f16(d, a0, b0[0], b0[1])
+                odd2 = multiply_f16(odd2, a1, b1[0], b1[1])
+                d = multiply_f16(d, a2, b2[0], b2[1])
+                odd2 = multiply_f16(odd2, a3, b3[0], b3[1])
             left = i32(left - 4)
             x0 += 4 * step
             stored = u32(stored + u32(2048))
         else:
-            b0, a0 = _columns(x, x0), load_piece(stored)
-            c = multiply(c, a0, b0[0], b0[1])
-            low = multiply(low, a0, b0[2], b0[3])
+            b0, a0 = two_words(x, x0), load_matrices(stored)
+            c = multiply_f16(c, a0, b0[0], b0[1])
             if n > 8:
-                b0 = _columns(x, x0 + to_second)
-                d = multiply(d, a0, b0[0], b0[1])
-                low2 = multiply(low2, a0, b0[2], b0[3])
+                b0 = two_words(x, x0 + to_second)
+                d = multiply_f16(d, a0, b0[0], b0[1])
             left = i32(left - 1)
             x0 += step
             stored = u32(stored + u32(512))
-    _put(out, to, c, low, i32(2 * quad) < n, i32(2 * quad + 1) < n)
+    _put(out, to, c, odd, i32(2 * quad) < n, i32(2 * quad + 1) < n)
     if n > 8:
         to += 8 * FRAGMENT_PITCH
-        _put(out, to, d, low2, i32(2 * quad + 8) < n, i32(2 * quad + 9) < n)
+        _put(out, to, d, odd2, i32(2 * quad + 8) < n, i32(2 * quad + 9) < n)
 
 
 @cuda.jit(device=True)
@@ -114,8 +101,8 @@ def _one_by_one(out, k, w, at, steps, x, j, rows, more):
             y = out[to]
         for s in range(steps):
             for column in range(FRAGMENT):
-                of = at + s * FRAGMENT * FRAGMENT + ((r & 7) * 4 + (column >> 2)) * 8
-                of += (column & 2) * 2 + (r >> 3) * 2 + (column & 1)
+                of = at + s * FRAGMENT * FRAGMENT + (column >> 3) * 128 + (r >> 3) * 64 + (r & 7) * 8
+                of += column & 7
                 y += widen(w[of]) * x[j + (s * rows + t) * FRAGMENT + column]
         out[to] = y
         e += 32
@@ -132,17 +119,38 @@ def _(out, k, w, at, steps, x, j, rows, more):
     return fragment_dots
 
 
+@define_by(words.packed_floats)
+def _(n):
+    def packed_floats(n):
+        if has_tensor_cores():
+            return i64(n) >> 1
+        return i64(n)
+
+    return packed_floats
+
+
 @define_by(words.fragment_put)
 def _(x, at, a, b, c, d):
     def fragment_put(x, at, a, b, c, d):
         if has_tensor_cores():
-            first, second = split(a, b), split(c, d)
-            high = f32_of_bits(first[0]), f32_of_bits(second[0])
-            _store_four(x, at, (high[0], high[1], f32_of_bits(first[1]), f32_of_bits(second[1])))
+            to = (at & ~i64(7)) + 2 * (at & 3) + ((at >> 2) & 1)
+            store_word(x, to, narrow_two(a * SCALE, b * SCALE))
+            store_word(x, to + 2, narrow_two(c * SCALE, d * SCALE))
         else:
             _store_four(x, at, (a, b, c, d))
 
     return fragment_put
+
+
+@define_by(words.block_put)
+def _(x, at, a, b, c, d):
+    def block_put(x, at, a, b, c, d):
+        if has_tensor_cores():
+            store_two_words(x, at, narrow_two(a * SCALE, b * SCALE), narrow_two(c * SCALE, d * SCALE))
+        else:
+            _store_four(x, at, (a, b, c, d))
+
+    return block_put
 
 
 @define_by(words.sum_of_fours)

@@ -153,6 +153,55 @@ def _(typing_context, a, i):
     return result(a, i), codegen
 
 
+def two_words(a, i):
+    """Elements ``a[i:i+2]`` of 32 bits as two words, by one load of 8 bytes. A word of the `cuda_` files."""
+    raise NotImplementedError("compiled code only")
+
+
+@define(two_words)
+def _(typing_context, a, i):
+    result = types.UniTuple(types.uint32, 2)
+
+    def codegen(context, builder, signature, args):
+        index = index_argument(context, builder, signature, args, 1)
+        pointer = context.make_array(a)(context, builder, args[0]).data
+        return context.make_tuple(builder, result, _words(builder, pointer, index, 2))
+
+    return result(a, i), codegen
+
+
+def store_word(a, i, word):
+    """A word becomes ``a[i]`` of 32 bits. A word of the `cuda_` files."""
+    raise NotImplementedError("compiled code only")
+
+
+@define(store_word)
+def _(typing_context, a, i, word):
+    def codegen(context, builder, signature, args):
+        builder.store(args[2], builder.bitcast(access(context, builder, signature, args), I32.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.none(a, i, types.uint32), codegen
+
+
+def store_two_words(a, i, first, second):
+    """Two words become ``a[i:i+2]`` of 32 bits, by one store of 8 bytes. A word of the `cuda_` files."""
+    raise NotImplementedError("compiled code only")
+
+
+@define(store_two_words)
+def _(typing_context, a, i, first, second):
+    def codegen(context, builder, signature, args):
+        pointer = access(context, builder, signature, args)
+        vector = ir.Constant(ir.VectorType(I32, 2), ir.Undefined)
+        for lane in range(2):
+            vector = builder.insert_element(vector, args[2 + lane], ir.Constant(I32, lane))
+        builder.store(vector, builder.bitcast(pointer, vector.type.as_pointer()), align=8)
+        return context.get_dummy_value()
+
+    return types.none(a, i, types.uint32, types.uint32), codegen
+
+
 def _store_four(a, i, values):
     """``a[i:i+4] = values`` of float32, by one 16-byte store. A word of this file only."""
     raise NotImplementedError("compiled code only")

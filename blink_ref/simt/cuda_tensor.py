@@ -24,15 +24,25 @@ def multiply(c, a, low, high):
     raise NotImplementedError("compiled code only")
 
 
-@define(multiply)
-def _(typing_context, c, a, low, high):
-    def codegen(context, builder, signature, args):
-        operands = [*_four_words(builder, args[1]), *args[2:], *_four_words(builder, args[0])]
-        result = ir.LiteralStructType([F32] * 4)
-        made = asm(builder, result, ptx.MULTIPLY_ADD, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", operands, effects=False)
-        return context.make_tuple(builder, _FOUR, _four_words(builder, made))
+def multiply_f16(c, a, low, high):
+    """The same, where the fragments hold float16. A word of the `cuda_` files."""
+    raise NotImplementedError("compiled code only")
 
-    return _FOUR(_FOUR, _WORDS, types.uint32, types.uint32), codegen
+
+def _define_multiply(word, text):
+    @define(word)
+    def _(typing_context, c, a, low, high):
+        def codegen(context, builder, signature, args):
+            operands = [*_four_words(builder, args[1]), *args[2:], *_four_words(builder, args[0])]
+            result = ir.LiteralStructType([F32] * 4)
+            made = asm(builder, result, text, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", operands, effects=False)
+            return context.make_tuple(builder, _FOUR, _four_words(builder, made))
+
+        return _FOUR(_FOUR, _WORDS, types.uint32, types.uint32), codegen
+
+
+_define_multiply(multiply, ptx.MULTIPLY_ADD)
+_define_multiply(multiply_f16, ptx.MULTIPLY_ADD_F16)
 
 
 def load_matrices(at):
@@ -79,6 +89,19 @@ def _(typing_context, even, odd):
         return context.make_tuple(builder, returns, [builder.extract_value(made, n) for n in range(2)])
 
     return returns(types.float32, types.float32), codegen
+
+
+def narrow_two(even, odd):
+    """Two float32 as float16, in one word. A word of the `cuda_` files."""
+    raise NotImplementedError("compiled code only")
+
+
+@define(narrow_two)
+def _(typing_context, even, odd):
+    def codegen(context, builder, signature, args):
+        return asm(builder, I32, ptx.NARROW_TWO, "=r,f,f", args, effects=False)
+
+    return types.uint32(types.float32, types.float32), codegen
 
 
 def define_binary(text):

@@ -1,288 +1,263 @@
-"""Products of many rows on CUDA: tiles of `mma.sync` on tensor cores, from compute capability 9.0 on.
+"""Products of many rows on CUDA: tiles on tensor cores, from compute capability 9.0 on.
 
-A block multiplies up to 128 stored rows with up to 128 rows of x. Both come by 16-byte asynchronous copies, in
-stages of twice 32 columns, which wait in shared memory up to three ahead. Who wrote x has split each float32 in
-two bfloat16, ``x = high + low``, so that little of it is lost. A warp multiplies a part of 32 x 32, in eight
-accumulators of 16 x 8; where there are parts for half of the warps only, or for a quarter, the others share each
-stage's fragments of 16 columns with them, and their sums are added at the end.
+A block multiplies up to eight strips of 16 stored rows with up to 128 rows of x, both float16, in matrices of
+8 x 8 (kernels/packing.py, :func:`.vocabulary.block_put`), which lie in memory as tensor cores take them. So the
+four fragments of a strip that a stage holds are one run of memory, and so are eight columns of all rows: sixteen
+bulk copies fill a stage, and nothing is rearranged. The second half of the warps does nothing but start them; a copy
+costs a warp some 100 clocks, so each starts only two for a stage. The first half multiplies. An mbarrier says that
+a stage is full, another that all who multiply are done with it, and nobody else is waited for.
 
-In a stage a row's four pieces of 16 bytes lie in an order that differs from row to row (:func:`_piece`), so that
-the eight rows that a matrix load reads at once lie in different banks.
+On compute capability 9.0 four warps multiply 64 stored rows with 128 rows of x by `wgmma`, which reads both
+factors from shared memory. Its 64 stored rows are the first halves of eight strips, or their second halves: these matrices
+lie a strip apart. Elsewhere a warp multiplies 64 stored rows with 32 rows of x by `mma.sync`.
 """
 
+from llvmlite import ir
 from numba import types
 
 from . import ptx
 from . import vocabulary as words
+from .cuda_fragments import BACK
 from .cuda_loops import _keep_rolled
-from .cuda_tensor import (
-    bits_of_f32,
-    copy_piece,
-    copy_weights,
-    has_tensor_cores,
-    load_matrices,
-    multiply,
-    shared_address,
-    split,
-)
-from .cuda_words import define_by, define_text
+from .cuda_tensor import has_tensor_cores, load_matrices, multiply_f16, shared_address
+from .cuda_words import compiles_for, define, define_by
+from .lowering import F32, asm
 from .numba_cuda import cuda
 from .vocabulary import (
     DOTS_PITCH,
+    FRAGMENT,
+    arena_view,
+    async_fence,
     barrier,
-    block_threads,
-    divide,
+    copy_async,
     f32,
-    f32_of_bits,
     i32,
     i64,
     lane_id,
     lane_sum,
+    mbarrier_arrive,
+    mbarrier_expect_bytes,
+    mbarrier_init,
+    mbarrier_wait,
+    mbarriers,
     thread_id,
     u32,
+    u64,
+    warp_barrier,
     warp_id,
     warps,
     widen,
 )
 
-STAGES = 4
-STAGE_ROWS = 128
-ROW_BYTES = 64
-"""Of 32 columns, as bfloat16."""
-PART_BYTES = STAGE_ROWS * ROW_BYTES
-"""Half of a stage has three such parts: stored rows, the high and the low halves of x."""
-HALF_STAGE = 3 * PART_BYTES
-STAGE_BYTES = 2 * HALF_STAGE
+STAGES = 6
+IN_STAGE = 4
+"""Fragments of a strip in a stage."""
+STRIP = 256 * IN_STAGE
+"""Weights of a strip in a stage: 2 KB."""
+ROWS_AT = 4096
+"""Where the rows of x begin in a stage, in floats: behind eight strips."""
+STAGE = 8192
+"""Floats of a stage."""
+FULL, EMPTY = 0, STAGES
+"""The mbarriers that tell of the stages."""
+BARS = STAGES * STAGE
+"""Where they lie: behind the stages."""
+WORKERS = 8
+"""Warps that multiply, and as many that copy."""
+SUMS = 64
+"""Of a lane that multiplies."""
+
+_is_newer = compiles_for(1000)
 
 
-def _end_of_group():
-    """The copies started so far are a group. A word of the `cuda_` files."""
+@cuda.jit(device=True)
+def _has_wgmma():
+    """A constant: 9.0 alone has it."""
+    return has_tensor_cores() and not _is_newer()
+
+
+def wgmma(sums, a, b, step_a, step_b, count):
+    """A lane's 64 sums of 64 x 128 with up to four fragments more, by four warps. A word of this file only.
+
+    a and b say where the first one's matrices lie (:func:`_matrices`); `step_a` and `step_b` lead to the next.
+    """
     raise NotImplementedError("compiled code only")
 
 
-def _wait_for_groups():
-    """All groups but the last two are there. A word of this file only."""
-    raise NotImplementedError("compiled code only")
+@define(wgmma)
+def _(typing_context, sums, a, b, step_a, step_b, count):
+    result = types.UniTuple(types.float32, SUMS)
 
+    def codegen(context, builder, signature, args):
+        before = [builder.extract_value(args[0], n) for n in range(SUMS)]
+        constraints = ",".join(["=f"] * SUMS + [str(n) for n in range(SUMS)] + ["l"] * 4 + ["r"])
+        made = asm(builder, ir.LiteralStructType([F32] * SUMS), ptx.wgmma(SUMS), constraints, [*before, *args[1:]])
+        return context.make_tuple(builder, result, [builder.extract_value(made, n) for n in range(SUMS)])
 
-define_text(_end_of_group, ptx.END_OF_GROUP)
-define_text(_wait_for_groups, ptx.WAIT_FOR_GROUPS.format(STAGES - 2))
-
-
-@cuda.jit(device=True)
-def _piece(row, column):
-    """Where piece `column` (0 to 3) of a row lies in a part of a stage, in bytes."""
-    return u32(row * u32(ROW_BYTES) + ((column ^ ((row >> u32(1)) & u32(3))) << u32(4)))
-
-
-@cuda.jit(device=True)
-def _in_stage(e):
-    """Where piece e of a stage's rows lies in its part."""
-    return _piece(u32(e >> 2), u32(e & 3))
+    return result(result, *[types.uint64] * 4, types.int32), codegen
 
 
 @cuda.jit(device=True)
-def _stored_at(i, i2, outs, n, e):
-    """Where piece e of the stored rows' first columns begins in the weights."""
-    row, half = e >> 2, outs >> 1
-    at = i + row * n if row < half else i2 + (row - half) * n
-    return at + 8 * (e & 3)
+def _matrices(at, along, across):
+    """Matrices of 8 x 8 as `wgmma` takes them ("Matrix Descriptor"): where the first begins in shared memory, the
+    bytes to the next one of the same rows, and to the next of the same columns."""
+    return (u64(at) >> u64(4)) | ((u64(along) >> u64(4)) << u64(16)) | ((u64(across) >> u64(4)) << u64(32))
 
 
 @cuda.jit(device=True)
-def _row_at(j, n, e):
-    """Where piece e of the rows' first columns begins in x: high halves, and n / 2 floats further the low ones."""
-    return j + (e >> 2) * n + 4 * (e & 3)
-
-
-@cuda.jit(device=True)
-def _fill_stored(stage, w, i, i2, outs, n, column, e):
-    """Start the copies of a stage's columns of the stored rows, from piece e on. All lanes."""
-    while e < 4 * outs:
-        copy_weights(u32(stage + _in_stage(e)), w, _stored_at(i, i2, outs, n, e) + column)
-        e += block_threads()
-
-
-@cuda.jit(device=True)
-def _copy_halves(to, x, at, n):
-    """Start the copies of a piece of high halves, and of the same of low halves. One lane."""
-    copy_piece(u32(to + u32(PART_BYTES)), x, at)
-    copy_piece(u32(to + u32(2 * PART_BYTES)), x, at + (n >> 1))
-
-
-@cuda.jit(device=True)
-def _fill_rows(stage, x, j, rows, n, column, e):
-    """Start the copies of a stage's columns of the rows of x, from piece e on. All lanes."""
-    while e < 4 * rows:
-        _copy_halves(u32(stage + _in_stage(e)), x, _row_at(j, n, e) + (column >> 1), n)
-        e += block_threads()
-
-
-@cuda.jit(device=True)
-def _copy_mine(to, w, i, x, j, n, stored, row):
-    """Start the copies of one piece of stored rows, and of rows of x, if there are such. One lane."""
-    if stored:
-        copy_weights(to, w, i)
-    if row:
-        _copy_halves(to, x, j, n)
-
-
-@cuda.jit(device=True)
-def _fill(stage, w, i, i2, outs, x, j, rows, n, column, end, e):
-    """Start the copies of a stage from a column on, as far as there are any, and from piece e on. All lanes."""
-    half = i32(0)
-    while half < 2 and column < end:
-        _fill_stored(stage, w, i, i2, outs, n, column, e)
-        _fill_rows(stage, x, j, rows, n, column, e)
-        stage, column, half = u32(stage + u32(HALF_STAGE)), column + 32, i32(half + 1)
-
-
-@cuda.jit(device=True)
-def _multiply_split(c, a, high, low, h2, l2):
-    return multiply(multiply(c, a, high, h2), a, low, l2)
-
-
-@cuda.jit(device=True)
-def _multiply_fragment(sums, stored, rows):
-    """The sums of a part of 32 x 32 with one fragment of 16 columns more; two shared addresses. One warp."""
-    a0, a1 = load_matrices(stored), load_matrices(u32(stored + u32(16 * ROW_BYTES)))
-    c0, c1, c2, c3, c4, c5, c6, c7 = sums
-    h, s = load_matrices(rows), load_matrices(u32(rows + u32(PART_BYTES)))
-    c0 = _multiply_split(c0, a0, h[0], s[0], h[1], s[1])
-    c1 = _multiply_split(c1, a1, h[0], s[0], h[1], s[1])
-    c2 = _multiply_split(c2, a0, h[2], s[2], h[3], s[3])
-    c3 = _multiply_split(c3, a1, h[2], s[2], h[3], s[3])
-    rows = u32(rows + u32(16 * ROW_BYTES))
-    h, s = load_matrices(rows), load_matrices(u32(rows + u32(PART_BYTES)))
-    c4 = _multiply_split(c4, a0, h[0], s[0], h[1], s[1])
-    c5 = _multiply_split(c5, a1, h[0], s[0], h[1], s[1])
-    c6 = _multiply_split(c6, a0, h[2], s[2], h[3], s[3])
-    c7 = _multiply_split(c7, a1, h[2], s[2], h[3], s[3])
-    return c0, c1, c2, c3, c4, c5, c6, c7
-
-
-@cuda.jit(device=True)
-def _put_sums(out, at, c, added):
-    """One lane: its four of 16 x 8 sums, to ``out[at:]`` or added to what is there."""
-    if added:
-        c = (c[0] + out[at], c[1] + out[at + DOTS_PITCH], c[2] + out[at + 8], c[3] + out[at + DOTS_PITCH + 8])
-    out[at] = c[0]
-    out[at + DOTS_PITCH] = c[1]
-    out[at + 8] = c[2]
-    out[at + DOTS_PITCH + 8] = c[3]
-
-
-@cuda.jit(device=True)
-def _put_part(out, at, sums, added):
-    """One warp: its 32 x 32 sums; the first of them belongs at ``out[at]``."""
-    at += (lane_id() >> 2) + 2 * (lane_id() & 3) * DOTS_PITCH
-    for m in range(2):
-        _put_sums(out, at + 16 * m, sums[m], added)
-        _put_sums(out, at + 16 * m + 8 * DOTS_PITCH, sums[2 + m], added)
-        _put_sums(out, at + 16 * m + 16 * DOTS_PITCH, sums[4 + m], added)
-        _put_sums(out, at + 16 * m + 24 * DOTS_PITCH, sums[6 + m], added)
-
-
-@cuda.jit(device=True)
-def _first_stored(part, wide):
-    """The first stored row of a part, if `wide` parts lie side by side."""
-    return 32 * divide(i64(part), i64(wide))[1]
-
-
-@cuda.jit(device=True)
-def _first_row(part, wide):
-    """The first row of x of a part."""
-    return 32 * divide(i64(part), i64(wide))[0]
-
-
-@cuda.jit(device=True)
-def _tile(out, k, w, i, i2, outs, x, j, rows, n, first, columns):
-    """:func:`.vocabulary.block_dots` on tensor cores, for a block with a warp for each part of 32 x 32."""
-    stages, chunks = shared_address(out, k), i32((columns + 63) >> 6)
-    wide = i32((outs + 31) >> 5)
-    parts = i32(wide * ((rows + 31) >> 5))
-    part, group, groups = i32(warp_id()), i32(0), i32(1)
-    while 2 * groups * parts <= warps() and groups < 4:
-        groups = i32(2 * groups)
-    while part >= parts and group + 1 < groups:
-        part, group = i32(part - parts), i32(group + 1)
-    lane = u32(lane_id())
-    # the lanes' rows and pieces in the matrices that a load reads: rows 0 to 15 and pieces 0 and 1 of a fragment
-    row = u32((lane & u32(7)) + (lane & u32(8)))
-    stored = u32(_piece(u32(u32(_first_stored(part, wide)) + row), u32(lane >> u32(4))))
-    row = u32((lane & u32(7)) + ((lane >> u32(1)) & u32(8)))
-    staged = _piece(u32(u32(_first_row(part, wide)) + row), u32((lane >> u32(3)) & u32(1)))
-    staged = u32(staged + u32(PART_BYTES))
-    zero = (f32(0.0), f32(0.0), f32(0.0), f32(0.0))
-    sums = (zero, zero, zero, zero, zero, zero, zero, zero)
-    end = first + columns
-    chunk = i32(0)
-    while chunk < STAGES - 1:
+def _copy(out, k, w, at, steps, strips, x, j, across, rows, n):
+    """A warp of the second half: its two copies of each stage, of a strip and of eight columns of the rows."""
+    bars, stored = mbarriers(out, k + BARS, 2 * STAGES), arena_view(out, k, 2 * STAGES * STAGE, w)
+    mine, stage, parity = i64(warp_id()) - WORKERS, i32(0), i32(1)
+    at += mine * steps * (FRAGMENT * FRAGMENT)
+    j += mine * across * 4
+    async_fence()  # others have written x, and this block where the stages are
+    while n > 0:
         _keep_rolled()
-        if chunk < chunks:
-            there = u32(stages + u32(chunk) * u32(STAGE_BYTES))
-            _fill(there, w, i, i2, outs, x, j, rows, n, first + 64 * chunk, end, thread_id())
-        _end_of_group()
-        chunk = i32(chunk + 1)
-    # the lane's first pieces, which are all it has if there are lanes enough
-    my_stored, my_row = 4 * outs - thread_id() > 0, 4 * rows - thread_id() > 0
-    more = 4 * max(outs, i64(rows)) > block_threads()
-    from_w, from_x = _stored_at(i, i2, outs, n, thread_id()) + first, _row_at(j, n, thread_id()) + (first >> 1)
-    to, all_columns = _in_stage(thread_id()), i32(columns)
-    chunk = i32(0)
-    while chunk < chunks:
+        mbarrier_wait(bars, EMPTY + i64(stage), parity)
+        if lane_id() == 0:
+            here, full, of_rows = min(i64(IN_STAGE), n), FULL + i64(stage), i64(0)
+            of_strip = here if mine < strips else i64(0)
+            if mine < 2 * here:
+                of_rows = rows
+            mbarrier_expect_bytes(bars, full, 512 * of_strip + 16 * of_rows)
+            if of_strip > 0:
+                to = i64(stage) * (2 * STAGE) + mine * STRIP
+                copy_async(stored, to, w, at, of_strip * (FRAGMENT * FRAGMENT), bars, full)
+            if of_rows > 0:
+                copy_async(out, k + i64(stage) * STAGE + ROWS_AT + mine * rows * 4, x, j, rows * 4, bars, full)
+        at += IN_STAGE * FRAGMENT * FRAGMENT
+        j += 2 * IN_STAGE * across * 4
+        n -= IN_STAGE
+        stage = i32(stage + 1)
+        if stage == STAGES:
+            stage, parity = i32(0), i32(parity ^ 1)
+
+
+@cuda.jit(device=True)
+def _by_four_warps(out, k, rows, n):
+    """A lane's sums of 64 stored rows, every other half of a strip, and 128 rows of x, by `wgmma`."""
+    bars, half = mbarriers(out, k + BARS, 2 * STAGES), u32(warp_id() >> 2)
+    stage, parity, sums = i32(0), i32(0), NONE
+    stored, staged = u32(shared_address(out, k) + half * u32(128)), u32(shared_address(out, k + ROWS_AT))
+    while n > 0:
         _keep_rolled()
-        _wait_for_groups()
+        mbarrier_wait(bars, FULL + i64(stage), parity)
+        a = _matrices(u32(stored + u32(stage) * u32(4 * STAGE)), u32(256), u32(2 * STRIP))
+        b = _matrices(u32(staged + u32(stage) * u32(4 * STAGE)), u32(rows) * u32(16), u32(128))
+        warp_barrier()  # whoever waited is here
+        sums = wgmma(sums, a, b, u64(32), u64(rows) << u64(1), i32(min(i64(IN_STAGE), n)))
+        if lane_id() == 0:
+            mbarrier_arrive(bars, EMPTY + i64(stage))
+        n -= IN_STAGE
+        stage = i32(stage + 1)
+        if stage == STAGES:
+            stage, parity = i32(0), i32(parity ^ 1)
+    return sums
+
+
+@cuda.jit(device=True)
+def _add_strip(c0, c1, c2, c3, a, b, d):
+    """Four sums of 16 x 8 with a fragment of weights more, and 32 rows of x."""
+    c0, c1 = multiply_f16(c0, a, b[0], b[1]), multiply_f16(c1, a, b[2], b[3])
+    return c0, c1, multiply_f16(c2, a, d[0], d[1]), multiply_f16(c3, a, d[2], d[3])
+
+
+@cuda.jit(device=True)
+def _by_one_warp(out, k, rows, n):
+    """A lane's sums of 64 stored rows, four strips, and 32 rows of x, by `mma.sync`, in sixteen fours."""
+    bars, stage, parity = mbarriers(out, k + BARS, 2 * STAGES), i32(0), i32(0)
+    zero, lane = (f32(0.0), f32(0.0), f32(0.0), f32(0.0)), u32(lane_id())
+    stored = u32(shared_address(out, k) + u32(warp_id() & 1) * u32(8 * STRIP) + lane * u32(16))
+    row = u32(u32(warp_id() >> 1) * u32(32) + (lane & u32(7)) + ((lane >> u32(4)) & u32(1)) * u32(8))
+    half = u32(rows) * u32(16)
+    staged = u32(shared_address(out, k + ROWS_AT) + row * u32(16) + ((lane >> u32(3)) & u32(1)) * half)
+    s0, s1, s2, s3 = (zero,) * 4, (zero,) * 4, (zero,) * 4, (zero,) * 4
+    while n > 0:
+        _keep_rolled()
+        mbarrier_wait(bars, FULL + i64(stage), parity)
+        left, a = i32(min(i64(IN_STAGE), n)), u32(stored + u32(stage) * u32(4 * STAGE))
+        x = u32(staged + u32(stage) * u32(4 * STAGE))
+        while left > 0:
+            _keep_rolled()
+            b, d = load_matrices(x), load_matrices(u32(x + u32(256)))
+            s0 = _add_strip(*s0, load_matrices(a), b, d)
+            s1 = _add_strip(*s1, load_matrices(u32(a + u32(2 * STRIP))), b, d)
+            s2 = _add_strip(*s2, load_matrices(u32(a + u32(4 * STRIP))), b, d)
+            s3 = _add_strip(*s3, load_matrices(u32(a + u32(6 * STRIP))), b, d)
+            a, x, left = u32(a + u32(512)), u32(x + half + half), i32(left - 1)
+        warp_barrier()
+        if lane_id() == 0:
+            mbarrier_arrive(bars, EMPTY + i64(stage))
+        n -= IN_STAGE
+        stage = i32(stage + 1)
+        if stage == STAGES:
+            stage, parity = i32(0), i32(parity ^ 1)
+    return s0, s1, s2, s3
+
+
+@cuda.jit(device=True)
+def _put_four(out, at, gap, a, b, c, d):
+    """One lane: two neighbouring rows' sums of two stored rows, the second `gap` behind the first."""
+    out[at] = a * BACK
+    out[at + DOTS_PITCH] = b * BACK
+    out[at + gap] = c * BACK
+    out[at + DOTS_PITCH + gap] = d * BACK
+
+
+@cuda.jit(device=True)
+def _put_strip(out, at, sums):
+    """One warp: its 16 x 32 sums of a strip."""
+    _put_four(out, at, 8, *sums[0])
+    _put_four(out, at + 8 * DOTS_PITCH, 8, *sums[1])
+    _put_four(out, at + 16 * DOTS_PITCH, 8, *sums[2])
+    _put_four(out, at + 24 * DOTS_PITCH, 8, *sums[3])
+
+
+NONE = (f32(0.0),) * SUMS
+
+
+@cuda.jit(device=True)
+def _tile(out, k, w, at, x, j, steps, strips, across, rows, n):
+    """:func:`.vocabulary.block_dots` on tensor cores, from the first fragment on, by a block of 16 warps."""
+    bars, warp = mbarriers(out, k + BARS, 2 * STAGES), i64(warp_id())
+    if thread_id() == 0:
+        for stage in range(STAGES):
+            mbarrier_init(bars, FULL + stage, WORKERS)
+            mbarrier_init(bars, EMPTY + stage, WORKERS)
+    barrier()
+    lane = k + (lane_id() >> 2) + 2 * (lane_id() & 3) * DOTS_PITCH
+    if warp >= WORKERS:
+        _copy(out, k, w, at, steps, strips, x, j, across, rows, n)
         barrier()
-        ahead = i32(chunk + STAGES - 1)
-        if ahead < chunks:
-            there, column = u32(stages + u32(ahead & (STAGES - 1)) * u32(STAGE_BYTES)), i32(64 * ahead)
-            _copy_mine(u32(there + to), w, from_w + column, x, from_x + (column >> 1), n, my_stored, my_row)
-            if column + 32 < all_columns:
-                half = u32(there + to + u32(HALF_STAGE))
-                _copy_mine(half, w, from_w + column + 32, x, from_x + (column >> 1) + 16, n, my_stored, my_row)
-            if more:
-                _fill(there, w, i, i2, outs, x, j, rows, n, first + column, end, thread_id() + block_threads())
-        _end_of_group()
-        if part < parts:
-            here = u32(stages + u32(chunk & (STAGES - 1)) * u32(STAGE_BYTES))
-            step, steps = group, min(i32(4), i32((end - first - 64 * chunk) >> 4))
-            while step < steps:
-                flip, at = u32(u32(step & 1) << u32(5)), u32(here + u32(step >> 1) * u32(HALF_STAGE))
-                sums = _multiply_fragment(sums, u32(at + (stored ^ flip)), u32(at + (staged ^ flip)))
-                step = i32(step + groups)
-        chunk = i32(chunk + 1)
-    at = k + _first_row(part, wide) * DOTS_PITCH + _first_stored(part, wide)
-    turn = i32(0)
-    while turn < groups:
-        barrier()  # nobody reads the stages any more, where the sums go; nor does one add while another does
-        if part < parts and group == turn:
-            _put_part(out, at, sums, turn > 0)
-        turn = i32(turn + 1)
+    elif _has_wgmma():
+        sums = _by_four_warps(out, k, rows, n)
+        barrier()  # nobody reads the stages any more, where the sums go
+        to = lane + 32 * (warp & 3) + 8 * (warp >> 2)
+        for m in range(16):
+            here = to + 8 * m * DOTS_PITCH
+            _put_four(out, here, 16, sums[4 * m], sums[4 * m + 1], sums[4 * m + 2], sums[4 * m + 3])
+    else:
+        s0, s1, s2, s3 = _by_one_warp(out, k, rows, n)
+        barrier()
+        to = lane + 64 * (warp & 1) + 32 * (warp >> 1) * DOTS_PITCH
+        _put_strip(out, to, s0)
+        _put_strip(out, to + 16, s1)
+        _put_strip(out, to + 32, s2)
+        _put_strip(out, to + 48, s3)
 
 
 @cuda.jit(device=True)
-def _number(x, j, n, i):
-    """Number i of a row that `row_put` has written."""
-    if not has_tensor_cores():
-        return x[j + i]
-    at = j + (i >> 1)
-    high, low, shift = bits_of_f32(x[at]), bits_of_f32(x[at + (n >> 1)]), u32((i & 1) << 4)
-    return f32_of_bits(u32((high >> shift) << u32(16))) + f32_of_bits(u32((low >> shift) << u32(16)))
-
-
-@cuda.jit(device=True)
-def _rows_one_by_one(out, k, w, i, i2, outs, x, j, rows, n, first, columns):
+def _rows_one_by_one(out, k, w, at, steps, strips, x, j, across, rows, n):
     """:func:`.vocabulary.block_dots` without tensor cores: a warp takes a stored row at a time."""
-    half, r = outs >> 1, warp_id()
-    while r < outs:
-        at = i + r * n
-        if r >= half:
-            at = i2 + (r - half) * n
+    r = i64(warp_id())
+    while r < FRAGMENT * strips:
+        stored = at + (r >> 4) * steps * (FRAGMENT * FRAGMENT) + ((r >> 3) & 1) * 64 + (r & 7) * 8
         for t in range(rows):
-            y, c = f32(0.0), first + lane_id()
-            while c < first + columns:
-                y += widen(w[at + c]) * _number(x, j + t * n, n, c)
+            y, c = f32(0.0), i64(lane_id())
+            while c < FRAGMENT * n:
+                of = stored + (c >> 4) * (FRAGMENT * FRAGMENT) + ((c >> 3) & 1) * 128 + (c & 7)
+                y += widen(w[of]) * x[j + ((c >> 3) * across + t) * 8 + (c & 7)]
                 c += 32
             y = lane_sum(y)
             if lane_id() == 0:
@@ -290,37 +265,23 @@ def _rows_one_by_one(out, k, w, i, i2, outs, x, j, rows, n, first, columns):
         r += warps()
 
 
-@define_by(words.row_put)
-def _(x, j, n, i, a, b):
-    def row_put(x, j, n, i, a, b):
-        if has_tensor_cores():
-            high, low = split(a, b)
-            x[j + (i >> 1)] = f32_of_bits(high)
-            x[j + (n >> 1) + (i >> 1)] = f32_of_bits(low)
-        else:
-            x[j + i] = a
-            x[j + i + 1] = b
-
-    return row_put
-
-
 @define_by(words.block_dots)
-def _(out, k, w, i, i2, outs, x, j, rows, n, first, columns):
-    def of_bfloat16(out, k, w, i, i2, outs, x, j, rows, n, first, columns):
-        parts = ((outs + 31) >> 5) * ((rows + 31) >> 5)
-        if has_tensor_cores() and parts <= warps():
-            _tile(out, k, w, i, i2, outs, x, j, rows, n, first, columns)
+def _(out, k, w, at, steps, strips, x, j, across, rows, first, n):
+    def block_dots(out, k, w, at, steps, strips, x, j, across, rows, first, n):
+        at += first * (FRAGMENT * FRAGMENT)
+        if has_tensor_cores():
+            j += first * across * FRAGMENT >> 1
+            sizes = i64(steps), i64(strips), i64(across), i64(rows), i64(n)
+            _tile(out, k, w, i64(at), x, i64(j), *sizes)
         else:
-            _rows_one_by_one(out, k, w, i, i2, outs, x, j, rows, n, first, columns)
+            j += first * across * FRAGMENT
+            _rows_one_by_one(out, k, w, at, steps, strips, x, j, across, rows, n)
 
-    def of_others(out, k, w, i, i2, outs, x, j, rows, n, first, columns):
-        _rows_one_by_one(out, k, w, i, i2, outs, x, j, rows, n, first, columns)
-
-    return of_bfloat16 if w.dtype == types.uint16 else of_others
+    return block_dots
 
 
 @define_by(words.tiles_pay)
 def _(w):
-    if w.dtype == types.uint16:
-        return lambda w: has_tensor_cores()
-    return lambda w: False
+    if w.dtype == types.float32:
+        return lambda w: False
+    return lambda w: has_tensor_cores()

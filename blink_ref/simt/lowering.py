@@ -87,12 +87,16 @@ def narrow_put_by(narrow: Callable[[ir.IRBuilder, Any], Any]) -> Definition:
     """The definition of `narrow_put`, given what makes the bits of a bfloat16."""
 
     def _narrow_put(typing_context, a, i, x):
-        if not (is_vector(a) and a.dtype in (types.float32, types.uint16)):
+        if not (is_vector(a) and a.dtype in (types.float32, types.uint16, types.int16)):
             return None
 
         def codegen(context, builder, signature, args):
             index = index_argument(context, builder, signature, args, 1)
-            value = args[2] if a.dtype == types.float32 else narrow(builder, args[2])
+            value = args[2]
+            if a.dtype == types.int16:
+                value = builder.bitcast(builder.fptrunc(value, ir.HalfType()), I16)
+            elif a.dtype == types.uint16:
+                value = narrow(builder, value)
             builder.store(value, element_pointer(context, builder, a, args[0], index))
             return context.get_dummy_value()
 

@@ -297,7 +297,7 @@ def compile_to_ptx(fn: DeviceFunction, argument_types: tuple[Any, ...], lanes: i
             code, _ = cuda.compile_ptx(
                 kernel(fn, lanes, given).py_func,
                 (types.UniTuple(types.int64, count_of(given)),),
-                cc=cc,
+                cc=(*cc, "a") if capability.architecture(cc).endswith("a") else cc,
                 launch_bounds=(lanes, 1),
             )
     finally:

@@ -82,6 +82,9 @@ MULTIPLY_ADD = (
     "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
 )
 
+# The same of float16.
+MULTIPLY_ADD_F16 = MULTIPLY_ADD.replace(".bf16.bf16.", ".f16.f16.")
+
 # Four 8 x 8 matrices of 16-bit numbers; lane l says where row l % 8 of matrix l / 8 lies in shared memory.
 LOAD_MATRICES = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];"
 
@@ -101,6 +104,9 @@ mov.b32 odd, bits;
 sub.rn.f32 odd, $3, odd;
 cvt.rn.bf16x2.f32 $1, odd, even;
 }"""
+
+# Two float32 as float16, in one word, the first one lower; what is beyond the largest becomes the largest.
+NARROW_TWO = "cvt.rn.satfinite.f16x2.f32 $0, $2, $1;"
 
 # The lower, or the upper, halves of two words as one, that of the first one lower.
 LOWER_HALVES = "prmt.b32 $0, $1, $2, 0x5410;"
@@ -122,6 +128,38 @@ LOAD_PIECE = "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];"
 
 # 16 bytes to shared memory.
 STORE_PIECE = "st.shared.v4.b32 [$0], {$1, $2, $3, $4};"
+
+
+def wgmma(sums: int) -> str:
+    """Four warps' 64 x 16 float16 fragments times as many of 16 x (2 * sums), added to float32; waits until done.
+
+    Of `sums` sums a lane, both results and arguments, then: descriptors of the first two fragments, what is added
+    to each for the next, how many there are, up to four ("wgmma.mma_async").
+    """
+    a, b, step_a, step_b, count = (f"${2 * sums + n}" for n in range(5))
+    listed = ", ".join(f"${n}" for n in range(sums))
+    one = f"wgmma.mma_async.sync.aligned.m64n{2 * sums}k16.f32.f16.f16 {{{listed}}}, a, b, yes, 1, 1, 0, 0;"
+    move = f"add.s64 a, a, {step_a};\nadd.s64 b, b, {step_b};"
+    return f"""{{
+.reg .pred yes, two, three, four;
+.reg .b64 a, b;
+setp.gt.s32 yes, {count}, 0;
+setp.gt.s32 two, {count}, 1;
+setp.gt.s32 three, {count}, 2;
+setp.gt.s32 four, {count}, 3;
+mov.b64 a, {a};
+mov.b64 b, {b};
+wgmma.fence.sync.aligned;
+@yes {one}
+{move}
+@two {one}
+{move}
+@three {one}
+{move}
+@four {one}
+wgmma.commit_group.sync.aligned;
+wgmma.wait_group.sync.aligned 0;
+}}"""
 
 
 def fence(scope: int) -> str:

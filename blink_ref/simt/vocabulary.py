@@ -309,9 +309,14 @@ def widen(x):
 def narrow_put(a, i, x):
     """``a[i] = x`` of a float32; where `a` holds uint16, the bits of the bfloat16 nearest to x, ties to even.
 
-    What is beyond the largest becomes infinite, and NaN some NaN. One lane.
+    Where it holds int16, those of the nearest float16. What is beyond the largest becomes infinite, and NaN some
+    NaN. One lane.
     """
-    a[i] = x if a.dtype == np.float32 else _nearest_bf16(np.float32(x))
+    if a.dtype == np.int16:
+        with np.errstate(over="ignore"):
+            a[i] = np.float16(x).view(np.int16)
+    else:
+        a[i] = x if a.dtype == np.float32 else _nearest_bf16(np.float32(x))
 
 
 def _nearest_bf16(x):
@@ -323,11 +328,11 @@ def _nearest_bf16(x):
 
 
 def tiles_pay(w):
-    """Whether :func:`block_dots` is of use for such stored weights: bfloat16, and tensor cores that know it.
+    """Whether :func:`block_dots` is of use for such stored weights: 16 bits each, and tensor cores for them.
 
     Known when a kernel is compiled, so that what depends on it is left out.
     """
-    return w.dtype == np.uint16
+    return w.dtype != np.float32
 
 
 def rank(value, index):
@@ -418,51 +423,26 @@ def row_dots_of_two(w, i, i2, x, j, rows, n, out, k, k2):
     row_dots(w, i2, x, j, rows, n, out, k2)
 
 
-DOTS_ROWS, DOTS_PITCH = 128, 132
-"""Most rows of either kind in :func:`block_dots`; floats from one row of its results to the next."""
-DOTS_FLOATS = 49152
-"""Floats of the arena that :func:`block_dots` works in: for results, and on CUDA for stages of both factors."""
-
-
-def row_put(x, j, n, i, a, b):
-    """Numbers i and i + 1 of the row of n that begins at ``x[j]`` are a and b, for :func:`block_dots`. One lane.
-
-    On CUDA with tensor cores the row is kept as two bfloat16 a number, which lack 2**-17 of it at most, in the
-    same place: n high halves, then n low ones. n is a multiple of 32, j of 8, i of 2.
-    """
-    x[j + i], x[j + i + 1] = a, b
-
-
-def block_dots(out, k, w, i, i2, outs, x, j, rows, n, first, columns):
-    """``out[k + t * DOTS_PITCH + r]`` = dot product of stored row r and row t of x, for r < `outs`, t < `rows`.
-
-    Of `columns` columns, from `first` on. By all lanes of the block; `outs` and `rows` are at most DOTS_ROWS. Of
-    the stored rows of n numbers (see :func:`widen`) ``outs // 2`` begin at ``w[i]``, the others at ``w[i2]``; the
-    rows of x at ``x[j]``, as :func:`row_put` writes them. `out` is the arena, where DOTS_FLOATS from k on are the
-    word's own; k is a multiple of 16, n, `first` and `columns` of 32, i, i2 and j of 8.
-
-    A barrier stands before the call, and one before anybody reads the results. The order of the additions depends
-    on everything: a row's result may differ with the rows beside it, by float32's rounding. CUDA, from compute
-    capability 9.0 on, where weights are bfloat16: tensor cores (see cuda_tiles.py).
-    """
-    half = outs // 2
-    for t in range(me().thread, rows, me().block.threads):
-        for r in range(outs):
-            at, row = (i + r * n if r < half else i2 + (r - half) * n) + first, j + t * n + first
-            out[k + t * DOTS_PITCH + r] = _stored_dot(w[at : at + columns], x[row : row + columns])
-
-
 FRAGMENT = 16
 """Stored rows, and columns, that a tensor core multiplies at once: a *fragment* of weights is 16 x 16."""
 FRAGMENT_PITCH = 20
 """Floats from one row of the results of :func:`fragment_dots` to the next."""
 
 
-def fragment_put(x, at, a, b, c, d):
-    """Four neighbouring columns of a row of x, at ``x[at:at+4]``, for :func:`fragment_dots`. One lane.
+def packed_floats(n):
+    """Floats of room that n activations take as :func:`fragment_put` and :func:`block_put` leave them.
 
-    On CUDA with tensor cores they are kept as two bfloat16 a number, which lack 2**-17 of it at most, in the same
-    place. `at` is a multiple of 4.
+    n is a multiple of 4. On CUDA with tensor cores half as many: they are float16 there, which lacks 2**-11 of a
+    number at most, or 2**-21 where that is more; what is larger than a million becomes a million.
+    """
+    return n
+
+
+def fragment_put(x, at, a, b, c, d):
+    """Four neighbouring columns of a row of x, at ``x[at]``, for :func:`fragment_dots`. One lane.
+
+    They take ``packed_floats(4)`` floats, and `at` is a multiple of that. Which of a row's 16 columns is where
+    within their room, only that word knows.
     """
     x[at], x[at + 1], x[at + 2], x[at + 3] = a, b, c, d
 
@@ -471,25 +451,74 @@ def fragment_dots(out, k, w, at, steps, x, j, rows, more):
     """``out[k + t * FRAGMENT_PITCH + r]`` = products of 16 stored rows r with `rows` rows t of x. By one warp.
 
     Of 16 columns for each of `steps` fragments, which begin at ``w[at]`` in the order of kernels/packing.py; of
-    those, row t of x lies at ``x[j + (step * rows + t) * 16]``, as :func:`fragment_put` writes it. With `more` the
-    products are added to what is there. `out` is the arena, w a view of bfloat16 in it, x lies there too, or in
-    global memory; `rows` is at most 16, `at` a multiple of 8, j of 4.
+    those, row t of x begins at ``x[j + packed_floats((step * rows + t) * 16)]``, as :func:`fragment_put` writes
+    it. With `more` the products are added to what is there. `out` is the arena, w a view of float16 in it, x lies
+    there too, or in global memory; `rows` is at most 16, `at` a multiple of 8, j of 4.
 
     Which lane writes which result is not said: a barrier stands before anybody else reads them. The order of the
     additions depends on the calls alone, not on `rows`. CUDA, from compute capability 9.0 on: tensor cores.
     """
-    lane, width, n = me().lane, me().warp.width, steps * FRAGMENT
-    stored = w[at : at + steps * FRAGMENT * FRAGMENT].reshape(steps, 8, 4, 2, 2, 2)
-    stored = stored.transpose(4, 1, 0, 2, 3, 5).reshape(FRAGMENT, n)
+    lane, width = me().lane, me().warp.width
+    stored = _stored_rows(w, at, steps)
     for t in range(lane, rows, width):
-        row = np.zeros(n, np.float32)
-        for s in range(steps):
-            first = j + (s * rows + t) * FRAGMENT
-            row[s * FRAGMENT : (s + 1) * FRAGMENT] = x[first : first + FRAGMENT]
+        row = _packed_row(x, j + t * FRAGMENT, steps, rows * FRAGMENT, FRAGMENT)
         for r in range(FRAGMENT):
             place = k + t * FRAGMENT_PITCH + r
             y = _stored_dot(stored[r], row)
             out[place] = out[place] + y if more else y
+
+
+def _stored_rows(w, at, steps):
+    """The 16 stored rows of fragments in the order of kernels/packing.py."""
+    stored = w[at : at + steps * FRAGMENT * FRAGMENT].reshape(steps, 2, 2, 8, 8)
+    return stored.transpose(2, 3, 0, 1, 4).reshape(FRAGMENT, steps * FRAGMENT)
+
+
+def _packed_row(x, j, n, pitch, width):
+    """A row of x: n times `width` columns, `pitch` floats apart; the first at ``x[j]``."""
+    row = np.zeros(n * width, np.float32)
+    for piece in range(n):
+        row[piece * width : (piece + 1) * width] = x[j + piece * pitch : j + piece * pitch + width]
+    return row
+
+
+DOTS_STRIPS, DOTS_ROWS, DOTS_PITCH = 8, 128, 132
+"""Most strips of 16 stored rows, and most rows of x, in :func:`block_dots`; floats from one row of its results to
+the next."""
+DOTS_COLUMNS = 8
+"""Columns of a row of x that lie together there."""
+DOTS_FLOATS = 49152 + 64
+"""Floats of the arena that :func:`block_dots` works in: for results, and on CUDA for stages of both factors."""
+
+
+def block_put(x, at, a, b, c, d):
+    """Four neighbouring columns of a row of x, at ``x[at]``, for :func:`block_dots`. One lane.
+
+    They take ``packed_floats(4)`` floats, and `at` is a multiple of that.
+    """
+    x[at], x[at + 1], x[at + 2], x[at + 3] = a, b, c, d
+
+
+def block_dots(out, k, w, at, steps, strips, x, j, across, rows, first, n):
+    """``out[k + t * DOTS_PITCH + r]`` = products of stored rows r of `strips` strips with `rows` rows t of x.
+
+    Of fragments `first` to ``first + n - 1`` of each strip's `steps`, in the order of kernels/packing.py; the
+    first strip begins at ``w[at]``, the others follow. Columns 8c to 8c + 7 of row t of x, of `across` rows side
+    by side, begin at ``x[j + packed_floats((c * across + t) * 8)]``, as :func:`block_put` writes them. By all
+    lanes of the block, of 16 warps on CUDA; `strips` is at most DOTS_STRIPS, `rows` DOTS_ROWS. `out` is the arena,
+    where DOTS_FLOATS from k on are the word's own; k is a multiple of 16, `at` of 8, j of 4, n at least 1.
+
+    A barrier stands before the call, and one before anybody reads the results. The order of the additions depends
+    on everything: a row's result may differ with the rows beside it, by float32's rounding. CUDA, from compute
+    capability 9.0 on: tensor cores (see cuda_tiles.py).
+    """
+    eights, begin = DOTS_COLUMNS * across, j + first * 2 * DOTS_COLUMNS * across
+    for t in range(me().thread, rows, me().block.threads):
+        row = _packed_row(x, begin + t * DOTS_COLUMNS, 2 * n, eights, DOTS_COLUMNS)
+        for strip in range(strips):
+            stored = _stored_rows(w, at + (strip * steps + first) * FRAGMENT * FRAGMENT, n)
+            for r in range(FRAGMENT):
+                out[k + t * DOTS_PITCH + FRAGMENT * strip + r] = _stored_dot(stored[r], row)
 
 
 def sum_of_fours(a, i, step, n):
