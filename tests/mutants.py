@@ -47,8 +47,8 @@ REDUNDANT = {
         "none, each lane reads what it has written itself"
     ),
     "kernels.stream.begin: async_fence 1": (
-        "it orders copies with what tiles, or keys and values, have written where the stages are, on CUDA: in Python "
-        "the tiles of this model end below them, and keys and values are not copied"
+        "it orders copies with what tiles have written where the stages are, and keys and values, on CUDA: in "
+        "Python the tiles of this model end below them, and keys and values are not copied"
     ),
 }
 """Why a mutant that survives is as good as the original."""

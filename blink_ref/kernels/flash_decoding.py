@@ -102,7 +102,10 @@ def attend_in_chunks(block, n, rows, limit, beyond, layer, model, cache, act, in
     at, seen = i64(0), i64(0)
     barrier()  # tiles are finished with the arena
     if ahead > 0 and item < end:
-        at, seen = ask_part(block, entry, item, i64(warp_id()), ahead, layer, model, cache)
+        entry = entry_from(work, entry, item)
+        at, seen = find_part(block, entry, item, i64(warp_id()), layer, model, cache)
+        of_keys, of_values = places_of(i64(0), opaque(i64(model.head_dim)), limit, ahead)
+        heads_ask(block.shared, of_keys, of_values, cache.keys, cache.values, at, i64(model.head_dim), seen)
     while item < end:
         entry = entry_from(work, entry, item)
         at, seen = attend_chunk(block, entry, item, first, end, at, seen, limit, ahead, layer, model, cache, act)
@@ -184,22 +187,16 @@ def find_part(block, entry, item, part, layer, model, cache):
 
 
 @device
-def ask_part(block, entry, item, part, ahead, layer, model, cache):
-    """Begin to copy a part's keys and values to this warp's places, if it has positions; as :func:`find_part`."""
-    entry = entry_from(arena_view(block.shared, WORK, LISTED, model.eos), entry, item)
-    at, seen = find_part(block, entry, item, part, layer, model, cache)
-    d = opaque(i64(model.head_dim))
-    of_keys, of_values = places_of(part, d, i64(0), ahead)
-    heads_ask(block.shared, of_keys, of_values, cache.keys, cache.values, at, d, seen)
-    return at, seen
+def find_next(block, entry, item, end, part, n, ahead, layer, model, cache):
+    """As :func:`find_part`, of what a warp asks for at a part of an item, which has n positions.
 
-
-@device
-def next_part(block, entry, item, end, part, n, layer, model, cache):
-    """As :func:`find_part`, of this warp's part after one: of the item, which has n positions, or of the next."""
-    work, part = arena_view(block.shared, WORK, LISTED, model.eos), part + warps()
-    if part * PART >= n:
-        item, part = i32(item + 1), i64(warp_id())
+    That part, or if keys and values come `ahead` the one after it: of the item, or this warp's first of the next.
+    """
+    work = arena_view(block.shared, WORK, LISTED, model.eos)
+    if ahead > 0:
+        part += warps()
+        if part * PART >= n:
+            item, part = i32(item + 1), i64(warp_id())
     at, seen = i64(0), i64(0)
     if item < end:
         at, seen = find_part(block, entry_from(work, entry, item), item, part, layer, model, cache)
@@ -218,31 +215,30 @@ def attend_chunk(block, entry, item, first, end, at, seen, limit, ahead, layer, 
     unit, chunk = divide(i64(item - work[ENTRY * entry + FIRST_ITEM]), chunks_of(length))
     head, heads, _ = heads_of(model, unit)
     n, part = min(i64(CHUNK), length - chunk * CHUNK), i64(warp_id())
-    if ahead == 0:  # the page is on its way with the queries
-        at, seen = find_part(block, entry, item, part, layer, model, cache)
+    then, later = find_next(block, entry, item, end, part, n, ahead, layer, model, cache)
     if chunk == 0 or item == first:  # the items behind it have the same
         query = (i64(work[ENTRY * entry + ROW]) * i64(model.heads) + head) * d
         block_copy(block.shared, i64(QUERIES), act.q, query, heads * d)
     barrier()  # the queries are there, and the item before is finished with the arena
-    if ahead > 0 and part * PART >= n and i32(item + 1) < end:
-        at, seen = ask_part(block, entry, i32(item + 1), part, ahead, layer, model, cache)
+    if ahead > 0 and part * PART >= n:
+        of_keys, of_values = places_of(part, d, limit, ahead)
+        heads_ask(block.shared, of_keys, of_values, cache.keys, cache.values, then, d, later)
+        at, seen = then, later
     while part * PART < n:
         of_keys, of_values = places_of(part, d, limit, ahead)
-        then, later = i64(0), i64(0)
-        if ahead > 0:
-            then, later = next_part(block, entry, item, end, part, n, layer, model, cache)
-        else:
+        if ahead == 0:
+            at, seen = then, later
             heads_ask(block.shared, of_keys, of_values, cache.keys, cache.values, at, d, seen)
-            if of_keys == of_values:
-                then, later = at, seen
+            if of_keys != of_values:
+                then, later = i64(0), i64(0)
         heads_attend(
             block.shared, part_at(part, d, limit, ahead), of_keys, of_values, block.shared, i64(QUERIES), heads, d,
             cache.keys, cache.values, at, seen, then, later,
         )  # fmt: skip
         at, seen = then, later
         part += warps()
-        if ahead == 0 and part * PART < n:
-            at, seen = find_part(block, entry, item, part, layer, model, cache)
+        if part * PART < n:
+            then, later = find_next(block, entry, item, end, part, n, ahead, layer, model, cache)
     barrier()
     return at, seen
 
