@@ -1,5 +1,7 @@
 """Attention of single rows, cut in chunks, held to the same specification as attention row by row."""
 
+import itertools
+
 import numpy as np
 import pytest
 from kernel_bench import floats, kept_exactly, model_of, nans, plan_of, poison_arena, warps_of
@@ -114,25 +116,38 @@ def test_a_row_gets_the_same_alone_in_any_batch_and_on_any_number_of_blocks(targ
         np.testing.assert_array_equal(alone[0], together[slot])
 
 
+NONE = (0, 0, 0, 0), 0
+"""What a warp that has not asked for anything has asked for."""
+
+
 @pytest.mark.parametrize("blocks", [1, 2, 5])
 def test_a_warp_attends_to_what_it_has_asked_for_and_asks_ahead_whenever_it_can(monkeypatch, blocks):
-    """On a GPU `heads_attend` takes what lies in its places; in Python it reads what it is told to."""
-    lengths, lanes, asked, seen = [300, 5, 530, 1], 8, {}, []
+    """On a GPU `heads_attend` takes what lies in its places; in Python it reads what it is told to.
 
-    def note(of_keys, of_values, at, n):
+    So here a number stands in the places for what is on its way, which nobody else may have written over.
+    """
+    lengths, lanes, asked, seen, marks = [300, 5, 530, 1], 8, {}, [], itertools.count(1000)
+    size = int(flash_decoding.span_of.python(32))
+
+    def note(arena, of_keys, of_values, at, n):
         assert of_keys != of_values
-        asked[me().warp] = (of_keys, of_values, int(at), int(n)) if n > 0 else None
+        mark = np.float32(next(marks))
+        for place in (of_keys, of_values):
+            arena[place : place + size] = mark
+        asked[me().warp] = (of_keys, of_values, int(at), int(n)), mark
 
     def heads_ask(arena, of_keys, of_values, keys, values, at, d, n):
         if lane_id() == 0:
-            assert asked.get(me().warp) is None
-            note(of_keys, of_values, at, n)
+            assert asked.get(me().warp, NONE)[0][3] <= 0
+            note(arena, of_keys, of_values, at, n)
 
     def heads_attend(arena, k, of_keys, of_values, x, j, heads, d, keys, values, at, n, then, later):
         if lane_id() == 0:
-            assert asked[me().warp] == (of_keys, of_values, at, n)
+            what, mark = asked[me().warp]
+            assert what == (of_keys, of_values, at, n)
+            assert all((arena[place : place + size] == mark).all() for place in (of_keys, of_values))
             seen.append((int(at), int(n)))
-            note(of_keys, of_values, then, later)
+            note(arena, of_keys, of_values, then, later)
         vocabulary.heads_attend(
             arena, k, of_keys, of_values, x, j, heads, d, keys, values, at, n, then, later
         )  # fmt: skip
@@ -146,7 +161,7 @@ def test_a_warp_attends_to_what_it_has_asked_for_and_asks_ahead_whenever_it_can(
     q = floats(len(lengths), 4, 32, seed=9)
     attend("python", lanes, config, model, cache, list(range(len(lengths))), lengths, q, blocks, AHEAD)
     assert len(set(seen)) == len(seen) == 2 * sum(-(-n // 16) for n in lengths)
-    assert set(asked.values()) == {None}
+    assert all(n <= 0 for (_, _, _, n), _ in asked.values())
 
 
 def test_scores_that_grow_and_grow(target, lanes):
