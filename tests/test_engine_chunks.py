@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from engine_bench import Bench, Request, answers_together, assert_greedy, chosen
+from engine_bench import interruptible as interruptible
 from test_engine_model import some_ids
 from test_engine_tiles import in_tiles
 from test_kernels_stream import FITS, StepsInStream, streaming
@@ -14,6 +15,7 @@ from blink_ref.kernels import flash_decoding, stream
 from blink_ref.kernels.work_list import CHUNK
 from blink_ref.model.reference import Reference
 from blink_ref.model.weights import Weights
+from blink_ref.scheduler import state
 
 FAST = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 BF16 = "bfloat16"
@@ -36,8 +38,9 @@ def test_logits_of_few_rows_over_several_chunks_are_nearly_those_of_the_referenc
     """What is missing is what bfloat16 keys and values lack: 2**-9 of themselves."""
     model, n = model_of(shape), CHUNK + 40
     ids = some_ids(model[0], n)
-    steps = StepsInStream(model, target, rows=stream.MOST_ROWS, blocks=3, room=16800, kv_dtype=BF16)
+    steps = StepsInStream(model, target, rows=stream.MOST_ROWS, blocks=3, room=17600, kv_dtype=BF16)
     assert steps.bench.act.most_chunks > 1
+    assert model[0].kv_heads * stream.MOST_ROWS > 2 * 3  # the stream stops
     logits = np.concatenate([steps.step(ids[at : at + 16])[0] for at in range(0, n, 16)])
     expected = Reference(*model).logits(ids)
     error = np.linalg.norm(logits - expected) / np.linalg.norm(expected)
@@ -47,11 +50,31 @@ def test_logits_of_few_rows_over_several_chunks_are_nearly_those_of_the_referenc
 def test_logits_in_plain_python():
     model, n = model_of("heads of 32"), 5
     ids = some_ids(model[0], n)
-    steps = StepsInStream(model, "python", rows=3, room=16800, kv_dtype=BF16)
+    steps = StepsInStream(model, "python", rows=3, room=17600, kv_dtype=BF16)
     assert steps.bench.act.most_chunks > 1
     logits = np.concatenate([steps.step(ids[:3])[0], steps.step(ids[3:])[0]])
     expected = Reference(*model).logits(ids)
     assert np.linalg.norm(logits - expected) < 1e-2 * np.linalg.norm(expected)
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("target", FAST)
+def test_what_attends_in_place_of_the_stages_gives_the_same_and_may_be_interrupted(target):
+    """On one block the stream stops at the attention; on many it does not."""
+    model = model_of("heads of 32")
+    requests = [Request((8, 9, 10 + n), 6, ignore_eos=True) for n in range(3)]
+    answers, pauses = [], []
+    for blocks, interrupted in ((1, False), (3, False), (1, True), (3, True)):
+        settings = chosen(model[0], target, blocks=blocks, rows=16, running=4, context=100, kv_dtype=BF16)
+        made = Bench(model, streaming(settings, model[0], rows=16, room=17600))
+        assert made.act.most_chunks > 0
+        if interrupted:
+            made.interrupt(1)
+        answers.append(answers_together(made, requests))
+        pauses.append(int(made.queue.count[state.PAUSES]))
+    assert all(answer == answers[0] for answer in answers)
+    assert pauses[:2] == [0, 0]
+    assert min(pauses[2:]) > 0
 
 
 @pytest.mark.parametrize("target", FAST)

@@ -1,22 +1,28 @@
 """Attention of single rows, cut in chunks, held to the same specification as attention row by row."""
 
+import itertools
+
 import numpy as np
 import pytest
-from kernel_bench import floats, fragment_values, kept_exactly, model_of, nans, plan_of, poison_arena
+from kernel_bench import floats, fragment_values, kept_exactly, model_of, nans, plan_of, poison_arena, warps_of
 from test_kernels_attention import LAYER, SPARE, empty_cache, put
 
 from blink_ref.engine import memory
 from blink_ref.kernels import attention, flash_decoding
 from blink_ref.kernels.staging import LISTED, WORK
 from blink_ref.kernels.work_list import CHUNK, ENTRY, FIRST_ITEM, FIRST_TILE, LENGTH, ROW, SLOT, list_work
-from blink_ref.simt import aligned, device, launch
+from blink_ref.simt import aligned, device, launch, vocabulary
+from blink_ref.simt.on_python import me
 from blink_ref.simt.vocabulary import (
     HEADS,
     arena_view,
     barrier,
+    heads_ask,
     heads_attend,
     i64,
+    lane_id,
     mix_of_fours,
+    warp_barrier,
     warp_id,
 )
 
@@ -26,14 +32,18 @@ BF16 = "bfloat16"
 
 
 @device
-def attend_alone(block, plan, rows, limit, layer, model, cache, act):
+def attend_alone(block, plan, rows, limit, beyond, layer, model, cache, act):
     poison_arena(block)
     list_work(block, plan, rows, True, True, model)
     barrier()
-    flash_decoding.attend_in_chunks(block, rows, rows, limit, layer, model, cache, act)
+    flash_decoding.attend_in_chunks(block, rows, rows, limit, beyond, layer, model, cache, act, True)
 
 
-def attend(target, lanes, config, model, cache, slots, lengths, q, blocks=3, apart=True):
+TOGETHER, APART, AHEAD = ROOMS = "together", "apart", "ahead"
+"""Whether the arena has room for a part's keys and values at a time, and for those of the next one."""
+
+
+def attend(target, lanes, config, model, cache, slots, lengths, q, blocks=3, room=AHEAD):
     """attended [rows, H, d] of a row at the end of each of these lengths, in an arena as large as it has to be."""
     rows, d = len(slots), config.head_dim
     chunks = -(-max(lengths) // CHUNK)
@@ -42,8 +52,11 @@ def attend(target, lanes, config, model, cache, slots, lengths, q, blocks=3, apa
     attended = nans(q.size + SPARE)
     act = act._replace(attended=attended)
     plan = plan_of(rows, slot=slots, position=[n - 1 for n in lengths])
-    room = flash_decoding.arena(d) + (apart and d < 256) * CHUNK // 16 * flash_decoding.part_size(d)
-    launch(attend_alone, blocks, lanes, plan, rows, room, LAYER, model, cache, act, target=target, shared=room)
+    limit = flash_decoding.arena(d) + (room == APART and d < 256) * CHUNK // 16 * flash_decoding.part_size(d)
+    shared = limit + (room == AHEAD) * 2 * warps_of(target, lanes) * flash_decoding.span_of.python(d)
+    beyond = limit if room == AHEAD else shared + 1
+    args = plan, rows, limit, beyond, LAYER, model, cache, act
+    launch(attend_alone, blocks, lanes, *args, target=target, shared=shared)
     assert np.isnan(attended[q.size :]).all()
     assert (act.arrived == 0).all()
     return fragment_values(attended[: q.size], rows, target).reshape(q.shape)
@@ -52,10 +65,10 @@ def attend(target, lanes, config, model, cache, slots, lengths, q, blocks=3, apa
 SHAPES = [(32, 2, 1), (64, 1, 3), (64, 2, 4), (96, 1, 8), (128, 1, 11), (256, 1, 1)]
 
 
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("room", ROOMS)
 @pytest.mark.parametrize("page_size", [16, 64, 256])
 @pytest.mark.parametrize(("head_dim", "kv_heads", "group"), SHAPES)
-def test_a_row_sees_its_own_positions_and_no_others(target, lanes, head_dim, kv_heads, group, page_size, apart):
+def test_a_row_sees_its_own_positions_and_no_others(target, lanes, head_dim, kv_heads, group, page_size, room):
     """Rows of requests of all lengths: within a part, a chunk, and over several of them."""
     lengths = [1, 16, 17, 255, 256, 257, 700]
     if target == "python":
@@ -67,7 +80,7 @@ def test_a_row_sees_its_own_positions_and_no_others(target, lanes, head_dim, kv_
         put(model, cache, slot, keys, values)
     q = floats(len(lengths), kv_heads * group, head_dim, seed=9)
     slots = range(len(lengths))
-    attended = attend(target, lanes, config, model, cache, slots, lengths, q, apart=apart)
+    attended = attend(target, lanes, config, model, cache, slots, lengths, q, room=room)
     for slot, (keys, values) in enumerate(given):
         exact = attention.spec(*(a.astype(np.float64) for a in (q[slot], keys, values)))
         assert np.linalg.norm(attended[slot] - exact) < CLOSE[target] * np.linalg.norm(exact), lengths[slot]
@@ -81,12 +94,60 @@ def test_a_row_gets_the_same_alone_in_any_batch_and_on_any_number_of_blocks(targ
         put(model, cache, slot, *kept_exactly(floats(2, n, 2, 32, seed=n), BF16))
     q, slots = floats(len(lengths), 4, 32, seed=9), list(range(len(lengths)))
     together = attend(target, lanes, config, model, cache, slots, lengths, q)
-    for blocks, apart in ((1, True), (7, False)):
-        again = attend(target, lanes, config, model, cache, slots, lengths, q, blocks, apart)
+    for blocks, room in ((1, APART), (7, TOGETHER), (2, AHEAD), (1, AHEAD)):
+        again = attend(target, lanes, config, model, cache, slots, lengths, q, blocks, room)
         np.testing.assert_array_equal(again, together)
     for slot in slots:
         alone = attend(target, lanes, config, model, cache, [slot], [lengths[slot]], q[slot : slot + 1])
         np.testing.assert_array_equal(alone[0], together[slot])
+
+
+NONE = (0, 0, 0, 0), 0
+"""What a warp that has not asked for anything has asked for."""
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 5])
+def test_a_warp_attends_to_what_it_has_asked_for_and_asks_ahead_whenever_it_can(monkeypatch, blocks):
+    """On a GPU `heads_attend` takes what lies in its places; in Python it reads what it is told to.
+
+    So here a number stands in the places for what is on its way, which nobody else may have written over.
+    """
+    lengths, lanes, asked, seen, marks = [300, 5, 530, 1], 8, {}, [], itertools.count(1000)
+    size = int(flash_decoding.span_of.python(32))
+
+    def note(arena, of_keys, of_values, at, n):
+        assert of_keys != of_values
+        mark = np.float32(next(marks))
+        for place in (of_keys, of_values):
+            arena[place : place + size] = mark
+        asked[me().warp] = (of_keys, of_values, int(at), int(n)), mark
+
+    def heads_ask(arena, of_keys, of_values, keys, values, at, d, n):
+        if lane_id() == 0:
+            assert asked.get(me().warp, NONE)[0][3] <= 0
+            note(arena, of_keys, of_values, at, n)
+
+    def heads_attend(arena, k, of_keys, of_values, x, j, heads, d, keys, values, at, n, then, later):
+        if lane_id() == 0:
+            what, mark = asked[me().warp]
+            assert what == (of_keys, of_values, at, n)
+            assert all((arena[place : place + size] == mark).all() for place in (of_keys, of_values))
+            seen.append((int(at), int(n)))
+            note(arena, of_keys, of_values, then, later)
+        vocabulary.heads_attend(
+            arena, k, of_keys, of_values, x, j, heads, d, keys, values, at, n, then, later
+        )  # fmt: skip
+
+    monkeypatch.setattr(flash_decoding, "heads_ask", heads_ask)
+    monkeypatch.setattr(flash_decoding, "heads_attend", heads_attend)
+    model, _, config = model_of(heads=4, kv_heads=2, head_dim=32)
+    cache = empty_cache(model, len(lengths), max(lengths), 16, BF16)
+    for slot, n in enumerate(lengths):
+        put(model, cache, slot, *kept_exactly(floats(2, n, 2, 32, seed=n), BF16))
+    q = floats(len(lengths), 4, 32, seed=9)
+    attend("python", lanes, config, model, cache, list(range(len(lengths))), lengths, q, blocks, AHEAD)
+    assert len(set(seen)) == len(seen) == 2 * sum(-(-n // 16) for n in lengths)
+    assert all(n <= 0 for (_, _, _, n), _ in asked.values())
 
 
 def test_scores_that_grow_and_grow(target, lanes):
@@ -152,10 +213,23 @@ def test_the_list_has_items_of_single_rows_and_tiles_of_others(target, lanes):
 
 
 @device
-def words_alone(block, k, apart, x, heads, d, keys, values, at, n, out, weights, mixed):
+def words_alone(block, k, of_keys, of_values, ahead, x, heads, d, keys, values, at, n, out, weights, mixed):
     poison_arena(block)
     if warp_id() == 0:
-        heads_attend(block.shared, k, apart, x, i64(0), heads, d, keys, values, at, n)
+        then, later = at, n
+        if ahead:  # behind the cache's first position
+            heads_ask(block.shared, of_keys, of_values, keys, values, i64(0), d, i64(1))
+            heads_attend(
+                block.shared, k, of_keys, of_values, x, i64(0), heads, d, keys, values, i64(0), i64(1), at, n
+            )  # fmt: skip
+            warp_barrier()
+        else:
+            heads_ask(block.shared, of_keys, of_values, keys, values, at, d, n)
+        if of_keys != of_values:
+            then, later = i64(0), i64(0)
+        heads_attend(
+            block.shared, k, of_keys, of_values, x, i64(0), heads, d, keys, values, at, n, then, later
+        )  # fmt: skip
     barrier()
     if block.id == 0:
         for i in range(out.shape[0]):
@@ -167,10 +241,12 @@ def words_alone(block, k, apart, x, heads, d, keys, values, at, n, out, weights,
         mixed[3] = e
 
 
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("room", ROOMS)
 @pytest.mark.parametrize(("heads", "d", "n"), [(1, 32, 1), (3, 64, 7), (8, 96, 16), (5, 128, 9), (8, 256, 15)])
-def test_heads_attend_as_the_specification_says(target, lanes, heads, d, n, apart):
-    span, k = -(-d // 64) * 64 * HEADS, -(-d // 64) * 64 * HEADS
+def test_heads_attend_as_the_specification_says(target, lanes, heads, d, n, room):
+    span = -(-d // 64) * 64 * HEADS
+    k = 2 * span
+    places = {TOGETHER: (k, k), APART: (0, k), AHEAD: (0, span)}[room]
     x, weights = floats(max(heads * d, 8 * n + 8), seed=1), floats(n, seed=4)
     stored = [aligned((n + 2) * d, np.uint16) for _ in range(2)]
     of_keys, of_values = (kept_exactly(floats(n + 2, d, seed=seed), BF16) for seed in (2, 3))
@@ -178,7 +254,7 @@ def test_heads_attend_as_the_specification_says(target, lanes, heads, d, n, apar
         bits[:] = numbers.reshape(-1).view(np.uint32) >> 16
     out, mixed = np.full(span + 2 * HEADS, np.nan, np.float32), np.zeros(4, np.float32)
     launch(
-        words_alone, 1, lanes, k, apart, x, heads, d, *stored, d, n, out, weights, mixed,
+        words_alone, 1, lanes, k, *places, room == AHEAD, x, heads, d, *stored, d, n, out, weights, mixed,
         target=target, shared=k + span + 2 * HEADS + 4,
     )  # fmt: skip
     q = x[: heads * d].reshape(heads, d).astype(np.float64)

@@ -220,7 +220,7 @@ def run(seed: int) -> list[Count]:
     kv_dtype = "bfloat16" if in_chunks else "float32"
     settings = replace(SETTINGS, blocks=SETTINGS.blocks + own, scheduler_block=own == 1, kv_dtype=kv_dtype)
     if in_tiles:  # a block that computes alone has more than one tile
-        parts = CHUNK // PART * flash_decoding.part_size(MODEL.head_dim)
+        parts = flash_decoding.arena(MODEL.head_dim) - flash_decoding.WEIGHTS  # for more than there are
         few = stream.arena(IN_TILES, WARPS, MODEL.head_dim, PAGE_SIZE) + parts
         shared = max(tiles.arena(MODEL.head_dim), few)
         settings = replace(settings, blocks=SETTINGS.blocks, shared=shared, stream_rows=IN_TILES)

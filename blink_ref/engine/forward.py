@@ -9,8 +9,9 @@ from ..kernels.flash_decoding import attend_in_chunks
 from ..kernels.linear import add_linear
 from ..kernels.logits import forget_draws, logits_and_draw
 from ..kernels.mlp import gate_up
+from ..kernels.staging import ENTRY, LISTED, WORK
 from ..kernels.tensors import DOWN, OUT
-from ..kernels.work_list import list_work
+from ..kernels.work_list import FIRST_ITEM, list_work
 from ..scheduler.pause import copy_stream, watch
 from ..scheduler.sight import (
     ATTENDED,
@@ -26,7 +27,7 @@ from ..scheduler.sight import (
 )
 from ..scheduler.state import CHUNKS, FILTERED, FIRST_LAYER, INTERRUPTED, ROWS, SAMPLES, SPARE, plan_of
 from ..simt import device, grid_arrive, grid_barrier, grid_wait
-from ..simt.vocabulary import barrier, block_threads, i32, i64, opaque, thread_id
+from ..simt.vocabulary import arena_view, barrier, block_threads, i32, i64, opaque, thread_id
 
 
 @device
@@ -76,7 +77,7 @@ def begin_stream(block, plan, rows, first_layer, model, act, packed):
     if packed is not None:
         streamed = stream.wanted(model, rows)
         if streamed:
-            stage, parity = stream.begin(block, model, first_layer, products_of(plan, model))
+            stage, parity = stream.begin(block, model, 4 * first_layer, products_of(plan, model))
             list_work(block, plan, rows, True, act.most_chunks > 0, model)
         elif tiles.wanted(model, rows):
             list_work(block, plan, i64(plan.count[CHUNKS]), False, act.most_chunks > 0, model)
@@ -108,6 +109,25 @@ def products_of(plan, model):
 
 
 @device
+def pauses(block, rows, model):
+    """Whether the stream stops at a step's attention, whose keys and values come ahead in place of the stages.
+
+    That is where blocks have more than two items each. Any time behind :func:`begin_stream` and a barrier.
+    """
+    work = arena_view(block.shared, WORK, LISTED, model.eos)
+    return work[ENTRY * rows + FIRST_ITEM] > 2 * block.blocks
+
+
+@device
+def asked_until(block, plan, number, model):
+    """How far the stream asks during a product: up to that behind the next attention, if it stops there."""
+    products = products_of(plan, model)
+    if pauses(block, i64(plan.count[ROWS]), model):
+        products = min(products, ((number + 3) & -4) + 1)
+    return products
+
+
+@device
 def layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, model, act):
     """The plan's layers from FIRST_LAYER on, until it is interrupted, and the logits: for a few rows."""
     number = 4 * i64(plan_of(plans, now).count[FIRST_LAYER])
@@ -121,24 +141,35 @@ def layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, 
         stamp(plan, LAYER, layer == timed and kind == packing.PROJECT)
         stamp(plan, LAYERS, timed >= 0 and kind == packing.LOGITS)
         if kind == packing.ATTENDED:
+            alone = pauses(block, rows, model)
+            if alone:
+                stream.drain(block, model, stage, parity)
             if act.most_chunks > 0:
-                attend_in_chunks(block, rows, rows, stream.rope_at(block, model), layer, model, cache, act)
+                limit, beyond = stream.rope_at(block, model), i64(block.shared.shape[0])
+                if alone:
+                    beyond = stream.stages_at(block)
+                attend_in_chunks(block, rows, rows, limit, beyond, layer, model, cache, act, True)
             else:
                 attend(block, plan, rows, layer, model, cache, act.q, act.attended, True)
             grid_arrive(block)
+            plan = plan_of(plans, now)
+            rows = i64(plan.count[ROWS])
+            if pauses(block, rows, model):
+                stage, parity = stream.begin(block, model, number, asked_until(block, plan, number, model))
             prepared = stream.prepare(block, rows, number, model)  # anew: attention needs the registers
             grid_wait(block)
-            stamp(plan, ATTENDED, layer == timed)
+            stamp(plan, ATTENDED, layer == timed_layer(block, plan))
         samples, products = i64(plan.count[SAMPLES]), products_of(plan, model)
         stage, parity, owed = stream.product(
             block, plan, rows, samples, number, products, prepared, stage, parity, model, sampling, cache, act
         )
-        number += 1
+        number = opaque(number) + 1
+        kind, layer = packing.kind_of(model, number - 1), i32((number - 1) >> 2)  # anew, as the plan
         if kind < packing.LOGITS:
             grid_arrive(block)
             plan = plan_of(plans, now)
             rows, timed = i64(plan.count[ROWS]), timed_layer(block, plan)
-            stream.settle(block, model, products_of(plan, model), owed)
+            stream.settle(block, model, asked_until(block, plan, number - 1, model), owed)
             if kind == packing.GATED and block.id == 0 and thread_id() == block_threads() - 1:
                 watch(window, plan, layer + 1, i64(model.layers))  # takes a while, and nobody waits for it here
             prepared = stream.prepare(block, rows, min(number, 4 * i64(model.layers)), model)
@@ -206,7 +237,7 @@ def layers_in_tiles(block, window, plans, now, sampling, cache, model, act):
             attend_in_tiles(block, plan, chunks, rows, layer, model, cache, act.q, act.attended)
             if act.most_chunks > 0:
                 limit = i64(block.shared.shape[0])
-                attend_in_chunks(block, chunks, rows, limit, layer, model, cache, act)
+                attend_in_chunks(block, chunks, rows, limit, i64(0), layer, model, cache, act, False)
             grid_barrier(block)
             stamp(plan, ATTENDED, layer == timed)
         elif kind != tiles.LOWERED:

@@ -7,21 +7,28 @@ values are read once for all heads of their group. A warp takes PART positions o
 give in theirs, by the block that is the last to finish one. So a row's result depends on no other row, nor on the
 number of blocks or warps. The KV cache holds bfloat16 here.
 
+A block takes items that follow each other. Where the arena has room for it, a warp has places for keys and values
+apart from those for what its parts give, and its next part, of the next item too, is on its way while an item is
+multiplied and merged.
+
 What there is to do is listed when a step begins (:mod:`.work_list`).
 """
 
 from ..model.config import ModelConfig
-from ..simt import device
+from ..simt import device, first_of_share
 from ..simt.vocabulary import (
     HEADS,
     PART,
     arena_view,
     atomic_add,
     barrier,
+    block_copy,
+    block_put,
     divide,
     exp,
     f32,
     fragment_put,
+    heads_ask,
     heads_attend,
     i32,
     i64,
@@ -38,7 +45,7 @@ from ..simt.vocabulary import (
     warps,
 )
 from .attention import NOTHING, page_start
-from .packing import row_at
+from .packing import block_row_at, row_at
 from .staging import ENTRY, LISTED, SCRATCH, WORK
 from .work_list import CHUNK, FIRST_ITEM, LENGTH, ROW, SLOT, chunks_of, entry_of, octets
 
@@ -49,8 +56,8 @@ LAST = SCRATCH
 """Where the arena says whether a block was the last of a row."""
 WEIGHTS = SCRATCH + 4
 """Where the parts' weights begin, for each head."""
-PARTS = WEIGHTS + HEADS * MOST_PARTS
-"""Where the parts' results begin."""
+QUERIES = WEIGHTS + HEADS * MOST_PARTS
+"""Where the queries of a unit begin, and behind them, at :func:`parts_at`, the parts' results."""
 
 
 def part_size(head_dim: int) -> int:
@@ -60,7 +67,7 @@ def part_size(head_dim: int) -> int:
 
 def arena(head_dim: int) -> int:
     """Floats of arena that are needed at least."""
-    return PARTS + MOST_PARTS * part_size(head_dim)
+    return QUERIES + HEADS * head_dim + MOST_PARTS * part_size(head_dim)
 
 
 def fits(config: ModelConfig, page_size: int, room: int) -> bool:
@@ -80,106 +87,205 @@ def span_of(d):
 
 
 @device
-def attend_in_chunks(block, n, rows, limit, layer, model, cache, act):
+def attend_in_chunks(block, n, rows, limit, beyond, layer, model, cache, act, in_fragments):
     """As :func:`.attention.attend`, for the rows of n entries of the list that have items. Blocks share them out.
 
-    The arena is used up to `limit`. All blocks call it, after a grid barrier behind the queries, keys and values;
-    it ends without one. `attended` is written as :func:`fragment_put` does.
+    The arena is used up to `limit`, and from `beyond` to its end for what comes ahead, if that fits in. All blocks
+    call it, after a grid barrier behind the queries, keys and values; it ends without one. `in_fragments`:
+    `attended` is written as :func:`fragment_put` does, otherwise as :func:`block_put`.
     """
-    work, item = arena_view(block.shared, WORK, LISTED, model.eos), i32(block.id)
-    while item < work[ENTRY * n + FIRST_ITEM]:
-        entry = entry_of(work, n, FIRST_ITEM, item)
-        of_entry = i64(item - work[ENTRY * entry + FIRST_ITEM])
-        attend_chunk(block, entry, of_entry, limit, layer, model, cache, act)
-        finish_chunk(block, entry, of_entry, limit, rows, model, act)
-        item = i32(item + block.blocks)
+    work = arena_view(block.shared, WORK, LISTED, model.eos)
+    items = i64(work[ENTRY * n + FIRST_ITEM])
+    first = i32(first_of_share(items, i64(block.id), i64(block.blocks)))
+    end = i32(first_of_share(items, i64(block.id) + 1, i64(block.blocks)))
+    item, entry, ahead = first, entry_of(work, n, FIRST_ITEM, first), ahead_at(block, limit, beyond, model)
+    at, seen = i64(0), i64(0)
+    barrier()  # tiles are finished with the arena
+    if ahead > 0 and item < end:
+        entry = entry_from(work, entry, item)
+        at, seen = find_part(block, entry, item, i64(warp_id()), layer, model, cache)
+        of_keys, of_values = places_of(i64(0), opaque(i64(model.head_dim)), limit, ahead)
+        heads_ask(block.shared, of_keys, of_values, cache.keys, cache.values, at, i64(model.head_dim), seen)
+    while item < end:
+        entry = entry_from(work, entry, item)
+        at, seen = attend_chunk(block, entry, item, first, end, at, seen, limit, ahead, layer, model, cache, act)
+        finish_chunk(block, entry, item, first, end, limit, ahead, rows, model, act, in_fragments)
+        item = i32(item + 1)
+
+
+@device
+def entry_from(work, entry, item):
+    """The entry of an item that is not before the entry's own."""
+    while work[ENTRY * (entry + 1) + FIRST_ITEM] <= item:
+        entry += 1
+    return entry
 
 
 @device
 def heads_of(model, unit):
     """A unit's first head, how many it has, and the head of keys and values that they read."""
-    group, cut = divide(opaque(i64(model.heads)), i64(model.kv_heads))[0], octets(model)
-    kv_head, octet = divide(unit, cut)
+    group, kv_head, octet = divide(opaque(i64(model.heads)), i64(model.kv_heads))[0], unit, i64(0)
+    if group > HEADS:
+        kv_head, octet = divide(unit, (group + (HEADS - 1)) >> 3)
     return kv_head * group + HEADS * octet, min(i64(HEADS), group - HEADS * octet), kv_head
 
 
 @device
+def parts_at(d):
+    """Where the parts' results begin in the arena."""
+    return QUERIES + HEADS * i64(d)
+
+
+@device
+def ahead_at(block, limit, beyond, model):
+    """Where each warp's places for the keys and values of its next part begin, at the arena's end; 0: no room."""
+    d, size = opaque(i64(model.head_dim)), i64(block.shared.shape[0])
+    at = (size - 2 * i64(warps()) * span_of(d)) & -4
+    needed = parts_at(d) + MOST_PARTS * (span_of(d) + 2 * HEADS)
+    return i32(at if at >= beyond and needed <= min(at, limit) else i64(0))
+
+
+@device
 def are_apart(d, limit):
-    """Whether the arena has room for keys and values at a time."""
-    return limit - PARTS >= MOST_PARTS * (2 * span_of(d) + 2 * HEADS)
+    """Whether, where nothing comes ahead, the arena has room for a part's keys and values at a time."""
+    return limit - parts_at(d) >= MOST_PARTS * (2 * span_of(d) + 2 * HEADS)
 
 
 @device
-def part_at(part, d, limit):
-    """Where what a part gives begins in the arena; its keys, if they lie apart, come before."""
+def part_at(part, d, limit, ahead):
+    """Where what a part gives begins in the arena; its keys, if nothing comes ahead and they lie apart, before."""
     span = span_of(d)
-    if are_apart(d, limit):
-        return PARTS + part * (2 * span + 2 * HEADS) + span
-    return PARTS + part * (span + 2 * HEADS)
+    if ahead == 0 and are_apart(d, limit):
+        return parts_at(d) + part * (2 * span + 2 * HEADS) + span
+    return parts_at(d) + part * (span + 2 * HEADS)
 
 
 @device
-def attend_chunk(block, entry, item, limit, layer, model, cache, act):
-    """An item of an entry: what each part of it gives, in the arena, once a barrier is behind it."""
+def places_of(part, d, limit, ahead):
+    """Where a part's keys lie in the arena, and its values: in places of the warp, or of the part."""
+    span = span_of(d)
+    if ahead > 0:
+        at = i64(ahead) + i64(warp_id()) * (2 * span)
+        return at, at + span
+    at = part_at(part, d, limit, ahead)
+    return at - (span if are_apart(d, limit) else i64(0)), at
+
+
+@device
+def find_part(block, entry, item, part, layer, model, cache):
+    """Where a part of an item begins in the cache, and how many positions it has: 0 or less if there is none."""
     work, d = arena_view(block.shared, WORK, LISTED, model.eos), opaque(i64(model.head_dim))
-    unit, chunk = divide(item, chunks_of(work[ENTRY * entry + LENGTH]))
-    head, heads, kv_head = heads_of(model, unit)
-    first, slot = chunk * CHUNK, i64(work[ENTRY * entry + SLOT])
-    query = (i64(work[ENTRY * entry + ROW]) * i64(model.heads) + head) * d
-    n, part = min(i64(CHUNK), work[ENTRY * entry + LENGTH] - first), i64(warp_id())
-    n_page, inside = divide(first + part * PART, i64(cache.page_size))
-    page = i32(0)
-    if part * PART < n:
-        page = i32(cache.table[slot, n_page])  # on its way while the others come to the barrier
-    barrier()  # the item before is finished with the arena
+    length = i64(work[ENTRY * entry + LENGTH])
+    unit, chunk = divide(i64(item - work[ENTRY * entry + FIRST_ITEM]), chunks_of(length))
+    first, at = chunk * CHUNK + part * PART, i64(0)
+    seen = min(i64(PART), min(i64(CHUNK), length - chunk * CHUNK) - part * PART)
+    if seen > 0:
+        n_page, inside = divide(first, i64(cache.page_size))
+        page = i32(cache.table[i64(work[ENTRY * entry + SLOT]), n_page])
+        at = page_start(cache, model, layer, page, heads_of(model, unit)[2]) + inside * d
+    return at, seen
+
+
+@device
+def find_next(block, entry, item, end, part, n, ahead, layer, model, cache):
+    """As :func:`find_part`, of what a warp asks for at a part of an item, which has n positions.
+
+    That part, or if keys and values come `ahead` the one after it: of the item, or this warp's first of the next.
+    """
+    work = arena_view(block.shared, WORK, LISTED, model.eos)
+    if ahead > 0:
+        part += warps()
+        if part * PART >= n:
+            item, part = i32(item + 1), i64(warp_id())
+    at, seen = i64(0), i64(0)
+    if item < end:
+        at, seen = find_part(block, entry_from(work, entry, item), item, part, layer, model, cache)
+    return at, seen
+
+
+@device
+def attend_chunk(block, entry, item, first, end, at, seen, limit, ahead, layer, model, cache, act):
+    """An item of an entry: what each part of it gives, in the arena, once a barrier is behind it.
+
+    `first`, `end`: this block's items. If keys and values come `ahead`, those of this warp's next part, `seen` of
+    them at `at`, are on their way; returned is the same for the items behind this one.
+    """
+    work, d = arena_view(block.shared, WORK, LISTED, model.eos), opaque(i64(model.head_dim))
+    length = i64(work[ENTRY * entry + LENGTH])
+    unit, chunk = divide(i64(item - work[ENTRY * entry + FIRST_ITEM]), chunks_of(length))
+    head, heads, _ = heads_of(model, unit)
+    n, part = min(i64(CHUNK), length - chunk * CHUNK), i64(warp_id())
+    then, later = find_next(block, entry, item, end, part, n, ahead, layer, model, cache)
+    if chunk == 0 or item == first:  # the items behind it have the same
+        query = (i64(work[ENTRY * entry + ROW]) * i64(model.heads) + head) * d
+        block_copy(block.shared, i64(QUERIES), act.q, query, heads * d)
+    barrier()  # the queries are there, and the item before is finished with the arena
+    if ahead > 0 and part * PART >= n:
+        of_keys, of_values = places_of(part, d, limit, ahead)
+        heads_ask(block.shared, of_keys, of_values, cache.keys, cache.values, then, d, later)
+        at, seen = then, later
     while part * PART < n:
-        at = page_start(cache, model, layer, page, kv_head) + inside * d
-        to, seen = part_at(part, d, limit), min(i64(PART), n - part * PART)
-        apart = are_apart(d, limit)
-        heads_attend(block.shared, to, apart, act.q, query, heads, d, cache.keys, cache.values, at, seen)
+        of_keys, of_values = places_of(part, d, limit, ahead)
+        if ahead == 0:
+            at, seen = then, later
+            heads_ask(block.shared, of_keys, of_values, cache.keys, cache.values, at, d, seen)
+            if of_keys != of_values:
+                then, later = i64(0), i64(0)
+        heads_attend(
+            block.shared, part_at(part, d, limit, ahead), of_keys, of_values, block.shared, i64(QUERIES), heads, d,
+            cache.keys, cache.values, at, seen, then, later,
+        )  # fmt: skip
+        at, seen = then, later
         part += warps()
         if part * PART < n:
-            n_page, inside = divide(first + part * PART, i64(cache.page_size))
-            page = i32(cache.table[slot, n_page])
+            then, later = find_next(block, entry, item, end, part, n, ahead, layer, model, cache)
     barrier()
+    return at, seen
 
 
 @device
-def finish_chunk(block, entry, item, limit, rows, model, act):
-    """What the parts of an item give, merged; the last block to come to one of a row merges its chunks."""
+def finish_chunk(block, entry, item, first, end, limit, ahead, rows, model, act, in_fragments):
+    """What the parts of an item give, merged.
+
+    Behind its last chunk of a row's unit a block says how many it had; the last to do so merges the row's chunks.
+    """
     work, d = arena_view(block.shared, WORK, LISTED, model.eos), opaque(i64(model.head_dim))
     chunks = chunks_of(work[ENTRY * entry + LENGTH])
-    unit, chunk = divide(item, chunks)
+    unit, chunk = divide(i64(item - work[ENTRY * entry + FIRST_ITEM]), chunks)
     n = min(i64(CHUNK), work[ENTRY * entry + LENGTH] - chunk * CHUNK)
     of_row = entry * i64(model.kv_heads) * octets(model) + unit
-    step = part_at(i64(1), d, limit) - part_at(i64(0), d, limit)
-    source, at, parts = block.shared, part_at(i64(0), d, limit), divide(n + (PART - 1), i64(PART))[0]
+    step = part_at(i64(1), d, limit, ahead) - part_at(i64(0), d, limit, ahead)
+    source, at, parts = block.shared, part_at(i64(0), d, limit, ahead), divide(n + (PART - 1), i64(PART))[0]
     weights, final = i64(WEIGHTS), chunks == 1
     to = (of_row * act.most_chunks + chunk) * (span_of(d) + 2 * HEADS)
+    more = chunk + 1 < chunks and i32(item + 1) < end
+    done = min(chunk, i64(i32(item - first))) + 1
     while True:
-        merge(block, source, at, step, parts, weights, entry, unit, to, final, rows, model, act)
-        if final or not last_of_row(block, of_row, chunks, act.arrived):
+        merge(block, source, at, step, parts, weights, entry, unit, to, final, rows, model, act, in_fragments)
+        if final or more or not last_of_row(block, of_row, done, chunks, act.arrived):
             break
-        source, parts, weights, final = act.partial, chunks, i64(PARTS), True
+        source, parts, weights, final = act.partial, chunks, parts_at(d), True
         step = span_of(d) + 2 * HEADS
         at = of_row * act.most_chunks * step
 
 
 @device
-def last_of_row(block, of_row, chunks, arrived):
-    """Whether this block is the last to come here with a chunk of a row. All lanes of a block."""
+def last_of_row(block, of_row, done, chunks, arrived):
+    """Whether this block, which has done so many of a row's chunks, is the last to come here. All its lanes."""
     barrier()
     if thread_id() == 0:
-        before = i64(atomic_add(arrived, of_row, i32(1)))
-        if before == chunks - 1:
-            store_relaxed(arrived, of_row, i32(0))  # for the next layer
-        block.shared[LAST] = f32(before == chunks - 1)
+        before = chunks - done
+        if done < chunks:
+            before = i64(atomic_add(arrived, of_row, i32(done)))
+            if before == chunks - done:
+                store_relaxed(arrived, of_row, i32(0))  # for the next layer
+        block.shared[LAST] = f32(before == chunks - done)
     barrier()
     return block.shared[LAST] > f32(0.0)
 
 
 @device
-def merge(block, source, at, step, parts, weights, entry, unit, to, final, rows, model, act):
+def merge(block, source, at, step, parts, weights, entry, unit, to, final, rows, model, act, in_fragments):
     """Bring what parts give, `step` apart in the source, to one maximum, and add it up in order. A warp a head.
 
     The parts' weights lie at `weights` in the arena then, for each head. `final`: it is divided by the total and
@@ -200,7 +306,10 @@ def merge(block, source, at, step, parts, weights, entry, unit, to, final, rows,
                 row = i64(work[ENTRY * entry + ROW])
                 of_all, scale = (first + head) * d + i, f32(1.0) / total
                 a, b, c, e = a * scale, b * scale, c * scale, e * scale
-                put_attended(act.attended, row, of_all, a, b, c, e, rows, model)
+                if in_fragments:
+                    fragment_put(act.attended, row_at(rows, row, of_all), a, b, c, e)
+                else:
+                    block_put(act.attended, block_row_at(rows, row, of_all), a, b, c, e)
             else:
                 act.partial[to + column] = a
                 act.partial[to + column + 1] = b
@@ -235,9 +344,3 @@ def weigh_parts(shared, source, at, step, parts, weights):
     total = lane_sum(total)
     warp_barrier()
     return highest, total
-
-
-@device
-def put_attended(attended, row, column, a, b, c, e, rows, model):
-    """One lane: four columns of a row that is done."""
-    fragment_put(attended, row_at(rows, row, column), a, b, c, e)

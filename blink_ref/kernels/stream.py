@@ -154,8 +154,8 @@ def share_of(model, product):
 
 
 @device
-def begin(block, model, layer, products):
-    """Start the stream with a layer, to end before number `products` of the products. All lanes of a block.
+def begin(block, model, product, products):
+    """Start the stream with a product, to end before number `products` of them. All lanes of a block.
 
     Returns the stage that the first piece comes to, and the parity of its phase.
     """
@@ -164,9 +164,9 @@ def begin(block, model, layer, products):
     stage, parity = i32(cursors[at + STAGE_NOW]), i32(cursors[at + PARITY])
     warp_barrier()  # all have read it
     if lane_id() == 0:
-        cursors[at + PRODUCT] = i32(4 * layer - 1)
+        cursors[at + PRODUCT] = i32(product - 1)
         cursors[at + STRIPS_LEFT] = i32(0)
-        async_fence()  # a step before this one may have written where the stages are
+        async_fence()  # a step before this one, or attention, may have written where the stages are
         asked = i32(0)
         while asked < STAGES:
             ask(block, model, products)

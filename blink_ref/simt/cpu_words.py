@@ -194,9 +194,14 @@ def _(weights, w, a, i, step, n):
     return mix_of_fours
 
 
+@overload(words.heads_ask, target="cpu", strict=False)
+def _(arena, k_keys, k_values, keys, values, at, d, n):
+    return lambda arena, k_keys, k_values, keys, values, at, d, n: None
+
+
 @overload(words.heads_attend, target="cpu", strict=False)
-def _(arena, k, apart, x, j, heads, d, keys, values, at, n):
-    def heads_attend(arena, k, apart, x, j, heads, d, keys, values, at, n):
+def _(arena, k, k_keys, k_values, x, j, heads, d, keys, values, at, n, then, later):
+    def heads_attend(arena, k, k_keys, k_values, x, j, heads, d, keys, values, at, n, then, later):
         scale, scores = f32(1.0) / f32(math.sqrt(f32(d))), k + ((d + 63) >> 6) * (64 * HEADS)
         for h in range(heads):
             highest, total = f32(-np.inf), f32(0.0)

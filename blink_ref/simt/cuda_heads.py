@@ -16,12 +16,16 @@ from . import ptx
 from . import vocabulary as words
 from .cuda_loops import _four, _keep_rolled, _store_four
 from .cuda_tensor import copy_piece, define_binary, has_tensor_cores, load_piece, multiply, shared_address, split
-from .cuda_tiles import _end_of_group
 from .cuda_words import define_by, define_text
 from .numba_cuda import cuda
 from .vocabulary import FULL_WARP, HEADS, exp, f32, i32, i64, lane_id, u32, warp_barrier, widen
 
 NOTHING = f32(-np.inf)
+
+
+def _end_of_group():
+    """The copies started so far are a group. A word of this file only."""
+    raise NotImplementedError("compiled code only")
 
 
 def _wait_for_all_but_one():
@@ -34,6 +38,7 @@ def _wait_for_all():
     raise NotImplementedError("compiled code only")
 
 
+define_text(_end_of_group, ptx.END_OF_GROUP)
 define_text(_wait_for_all_but_one, ptx.WAIT_FOR_GROUPS.format(1))
 define_text(_wait_for_all, ptx.WAIT_FOR_GROUPS.format(0))
 
@@ -134,23 +139,31 @@ def _sums(mine, h0, h1, l0, l1, out, k, heads):
 
 
 @cuda.jit(device=True)
-def _attend(arena, k, apart, x, j, heads, d, keys, values, at, n):
-    """:func:`.vocabulary.heads_attend` on tensor cores."""
+def _ask(arena, k_keys, k_values, keys, values, at, d, n):
+    """:func:`.vocabulary.heads_ask`: a group of keys, and one of values, either of which may be empty."""
+    lane = u32(lane_id()) * u32(16)
+    if n > 0:
+        _copy_keys(u32(shared_address(arena, k_keys) + lane), keys, at, d, n)
+    _end_of_group()
+    if n > 0 and k_keys != k_values:
+        _copy_values(u32(shared_address(arena, k_values) + lane), values, at, d, n)
+    _end_of_group()
+
+
+@cuda.jit(device=True)
+def _attend(arena, k, k_keys, k_values, x, j, heads, d, keys, values, n, then, later):
+    """:func:`.vocabulary.heads_attend` on tensor cores. Of each part there are two groups of copies, in turn."""
     span = i64(i32((i32(d) + i32(63)) >> 6) * i32(64 * HEADS))
-    at_values = u32(shared_address(arena, k) + u32(lane_id()) * u32(16))
-    at_keys = at_values
-    if apart:
-        at_keys = u32(at_keys - u32(4 * span))
-    _copy_keys(at_keys, keys, at, d, n)
-    _end_of_group()
-    if apart:
-        _copy_values(at_values, values, at, d, n)
-    _end_of_group()
+    lane, apart = u32(lane_id()) * u32(16), k_keys != k_values
+    at_keys, at_values = u32(shared_address(arena, k_keys) + lane), u32(shared_address(arena, k_values) + lane)
     _wait_for_all_but_one()
     a, b, c, e = _scores(at_keys, x, j, heads, d)
-    if not apart:
-        _copy_values(at_values, values, at, d, n)
-        _end_of_group()
+    if later > 0:
+        if apart:
+            _copy_keys(at_keys, keys, then, d, later)
+        else:
+            _copy_values(at_values, values, then, d, later)
+    _end_of_group()
     scale, two = f32(1.0) / f32(math.sqrt(f32(d))), i32(lane_id() & 3) * 2
     a = a * scale if two < n else NOTHING
     b = b * scale if i32(two + 1) < n else NOTHING
@@ -159,16 +172,22 @@ def _attend(arena, k, apart, x, j, heads, d, keys, values, at, n):
     highest = _max_of_quad(max(max(a, b), max(c, e)))
     a, b, c, e = exp(a - highest), exp(b - highest), exp(c - highest), exp(e - highest)
     total, head = _sum_of_quad((a + b) + (c + e)), i32(lane_id() >> 2)
+    if two == 0 and head < heads:
+        arena[k + span + 2 * head] = highest
+        arena[k + span + 2 * head + 1] = total
     (h0, l0), (h1, l1) = split(a, b), split(c, e)
-    _wait_for_all()
+    if apart:
+        _wait_for_all_but_one()
+    else:
+        _wait_for_all()
     i, mine = i64(0), at_values
     while i < d:
         _keep_rolled()
         _sums(mine, h0, h1, l0, l1, arena, k + i * HEADS, heads)
         mine, i = u32(mine + u32(2048)), i + 64
-    if two == 0 and head < heads:
-        arena[k + span + 2 * head] = highest
-        arena[k + span + 2 * head + 1] = total
+    if apart and later > 0:
+        _copy_values(at_values, values, then, d, later)
+    _end_of_group()
 
 
 @cuda.jit(device=True)
@@ -194,14 +213,26 @@ def _one_by_one(arena, k, x, j, heads, d, keys, values, at, n):
             i += 32
 
 
+@define_by(words.heads_ask)
+def _(arena, k_keys, k_values, keys, values, at, d, n):
+    def heads_ask(arena, k_keys, k_values, keys, values, at, d, n):
+        if has_tensor_cores():
+            _ask(arena, k_keys, k_values, keys, values, at, d, n)
+
+    def nothing(arena, k_keys, k_values, keys, values, at, d, n):
+        pass
+
+    return heads_ask if keys.dtype == types.uint16 else nothing
+
+
 @define_by(words.heads_attend)
-def _(arena, k, apart, x, j, heads, d, keys, values, at, n):
-    def in_lanes(arena, k, apart, x, j, heads, d, keys, values, at, n):
+def _(arena, k, k_keys, k_values, x, j, heads, d, keys, values, at, n, then, later):
+    def in_lanes(arena, k, k_keys, k_values, x, j, heads, d, keys, values, at, n, then, later):
         _one_by_one(arena, k, x, j, heads, d, keys, values, at, n)
 
-    def heads_attend(arena, k, apart, x, j, heads, d, keys, values, at, n):
+    def heads_attend(arena, k, k_keys, k_values, x, j, heads, d, keys, values, at, n, then, later):
         if has_tensor_cores():
-            _attend(arena, k, apart, x, j, heads, d, keys, values, at, n)
+            _attend(arena, k, k_keys, k_values, x, j, heads, d, keys, values, n, then, later)
         else:
             _one_by_one(arena, k, x, j, heads, d, keys, values, at, n)
 

@@ -3,13 +3,13 @@
 A block multiplies up to eight strips of 16 stored rows with up to 128 rows of x, both float16, in matrices of
 8 x 8 (kernels/packing.py, :func:`.vocabulary.block_put`), which lie in memory as tensor cores take them. So the
 four fragments of a strip that a stage holds are one run of memory, and so are eight columns of all rows: sixteen
-bulk copies fill a stage, and nothing is rearranged. The second half of the warps does nothing but start them; a copy
-costs a warp some 100 clocks, so each starts only two for a stage. The first half multiplies. An mbarrier says that
-a stage is full, another that all who multiply are done with it, and nobody else is waited for.
+bulk copies fill a stage, and nothing is rearranged. The second half of the warps does nothing but start them: a
+copy costs a warp some 100 clocks, so each starts only two for a stage. The first half multiplies. An mbarrier says
+that a stage is full, another that all who multiply are done with it, and nobody else is waited for.
 
 On compute capability 9.0 four warps multiply 64 stored rows with 128 rows of x by `wgmma`, which reads both
-factors from shared memory. Its 64 stored rows are the first halves of eight strips, or their second halves: these matrices
-lie a strip apart. Elsewhere a warp multiplies 64 stored rows with 32 rows of x by `mma.sync`.
+factors from shared memory. Its 64 stored rows are the first halves of eight strips, or their second halves: these
+matrices lie a strip apart. Elsewhere a warp multiplies 64 stored rows with 32 rows of x by `mma.sync`.
 """
 
 from llvmlite import ir
@@ -172,7 +172,8 @@ def _by_one_warp(out, k, rows, n):
     row = u32(u32(warp_id() >> 1) * u32(32) + (lane & u32(7)) + ((lane >> u32(4)) & u32(1)) * u32(8))
     half = u32(rows) * u32(16)
     staged = u32(shared_address(out, k + ROWS_AT) + row * u32(16) + ((lane >> u32(3)) & u32(1)) * half)
-    s0, s1, s2, s3 = (zero,) * 4, (zero,) * 4, (zero,) * 4, (zero,) * 4
+    none = (zero, zero, zero, zero)
+    s0, s1, s2, s3 = none, none, none, none
     while n > 0:
         _keep_rolled()
         mbarrier_wait(bars, FULL + i64(stage), parity)

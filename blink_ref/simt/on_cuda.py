@@ -42,6 +42,7 @@ WARP_WORDS |= {
     words.warp_barrier,
     words.block_dots,
     words.fragment_dots,
+    words.heads_ask,
     words.heads_attend,
     words.tile_dots,
     words.row_weigh,

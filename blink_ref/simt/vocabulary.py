@@ -542,7 +542,16 @@ PART = 16
 """Most positions."""
 
 
-def heads_attend(arena, k, apart, x, j, heads, d, keys, values, at, n):
+def heads_ask(arena, k_keys, k_values, keys, values, at, d, n):
+    """Begin to copy n positions' keys and values for :func:`heads_attend`, which takes them as they are. One warp.
+
+    To ``arena[k_keys:]`` and ``arena[k_values:]``, places of 64 * HEADS floats for each 64 columns; where both
+    are one place, the keys only. n may be 0, or less: nothing is copied. CUDA: asynchronously. Elsewhere it does
+    nothing, and that word reads the cache.
+    """
+
+
+def heads_attend(arena, k, k_keys, k_values, x, j, heads, d, keys, values, at, n, then, later):
     """What up to HEADS queries attend to in n positions, PART at most, of the KV cache. By one warp.
 
     The queries, of d float32, lie one behind the other at ``x[j]``; the positions' keys, of d bfloat16 as uint16
@@ -551,8 +560,12 @@ def heads_attend(arena, k, apart, x, j, heads, d, keys, values, at, n):
     ``k + (i >> 6) * 64 * HEADS + 64 * h + (i & 63)``. Its maximum lies at ``k + span + 2 * h``, the total of its
     weights behind that; `span` is 64 * HEADS for each 64 columns.
 
-    What lies between is the word's own, and if `apart`, ``arena[k - span : k]`` as well. d is a multiple of
-    32, j of 4, `at` of 8, k of 4. Which lane writes what is not said. CUDA: tensor cores (see cuda_heads.py).
+    What lies between is the word's own. The warp has called :func:`heads_ask` for these positions, or the call of
+    this word before has: that begins to copy the keys at `then`, of `later` positions, as soon as it has read its
+    own, and the values there as soon as it has read those. Where keys and values have one place, `then` and
+    `later` are `at` and n: the values take the place of the keys. The values' place may be ``arena[k]``, where
+    none are copied ahead. d is a multiple of 32, j of 4, `at` and `then` of 8, k and the places of 4. Which lane
+    writes what is not said. CUDA: tensor cores (see cuda_heads.py).
     """
     of_keys, of_values = (_floats(stored[at : at + n * d]).reshape(n, d) for stored in (keys, values))
     for h in range(me().lane, heads, me().warp.width):
