@@ -52,9 +52,6 @@ from .work_list import CHUNK, FIRST_ITEM, LENGTH, ROW, SLOT, chunks_of, entry_of
 MOST_PARTS = CHUNK // PART
 """Parts of a chunk."""
 
-APART, TOGETHER = -1, 0
-"""How a part's keys and values lie in the arena, if there is no room for those of the next."""
-
 LAST = SCRATCH
 """Where the arena says whether a block was the last of a row."""
 WEIGHTS = SCRATCH + 4
@@ -107,12 +104,12 @@ def attend_in_chunks(block, n, rows, limit, beyond, layer, model, cache, act, in
     if ahead > 0 and item < end:
         entry = entry_from(work, entry, item)
         at, seen = find_part(block, entry, item, i64(warp_id()), layer, model, cache)
-        of_keys, of_values = places_of(i64(0), opaque(i64(model.head_dim)), ahead)
+        of_keys, of_values = places_of(i64(0), opaque(i64(model.head_dim)), limit, ahead)
         heads_ask(block.shared, of_keys, of_values, cache.keys, cache.values, at, i64(model.head_dim), seen)
     while item < end:
         entry = entry_from(work, entry, item)
-        at, seen = attend_chunk(block, entry, item, first, end, at, seen, ahead, layer, model, cache, act)
-        finish_chunk(block, entry, item, first, end, ahead, rows, model, act, in_fragments)
+        at, seen = attend_chunk(block, entry, item, first, end, at, seen, limit, ahead, layer, model, cache, act)
+        finish_chunk(block, entry, item, first, end, limit, ahead, rows, model, act, in_fragments)
         item = i32(item + 1)
 
 
@@ -141,35 +138,37 @@ def parts_at(d):
 
 @device
 def ahead_at(block, limit, beyond, model):
-    """Where each warp's places for the keys and values of its next part begin, at the arena's end.
-
-    If there is no room for them: APART if there is for a part's keys and values at a time, or else TOGETHER.
-    """
+    """Where each warp's places for the keys and values of its next part begin, at the arena's end; 0: no room."""
     d, size = opaque(i64(model.head_dim)), i64(block.shared.shape[0])
-    at, span = (size - 2 * i64(warps()) * span_of(d)) & -4, span_of(d)
-    if at >= beyond and min(at, limit) - parts_at(d) >= MOST_PARTS * (span + 2 * HEADS):
-        return i32(at)
-    return i32(APART if limit - parts_at(d) >= MOST_PARTS * (2 * span + 2 * HEADS) else TOGETHER)
+    at = (size - 2 * i64(warps()) * span_of(d)) & -4
+    needed = parts_at(d) + MOST_PARTS * (span_of(d) + 2 * HEADS)
+    return i32(at if at >= beyond and needed <= min(at, limit) else i64(0))
 
 
 @device
-def part_at(part, d, ahead):
-    """Where what a part gives begins in the arena; its keys, if they lie APART, before."""
+def are_apart(d, limit):
+    """Whether, where nothing comes ahead, the arena has room for a part's keys and values at a time."""
+    return limit - parts_at(d) >= MOST_PARTS * (2 * span_of(d) + 2 * HEADS)
+
+
+@device
+def part_at(part, d, limit, ahead):
+    """Where what a part gives begins in the arena; its keys, if nothing comes ahead and they lie apart, before."""
     span = span_of(d)
-    if ahead == APART:
+    if ahead == 0 and are_apart(d, limit):
         return parts_at(d) + part * (2 * span + 2 * HEADS) + span
     return parts_at(d) + part * (span + 2 * HEADS)
 
 
 @device
-def places_of(part, d, ahead):
+def places_of(part, d, limit, ahead):
     """Where a part's keys lie in the arena, and its values: in places of the warp, or of the part."""
     span = span_of(d)
     if ahead > 0:
         at = i64(ahead) + i64(warp_id()) * (2 * span)
         return at, at + span
-    at = part_at(part, d, ahead)
-    return at - (span if ahead == APART else i64(0)), at
+    at = part_at(part, d, limit, ahead)
+    return at - (span if are_apart(d, limit) else i64(0)), at
 
 
 @device
@@ -178,11 +177,13 @@ def find_part(block, entry, item, part, layer, model, cache):
     work, d = arena_view(block.shared, WORK, LISTED, model.eos), opaque(i64(model.head_dim))
     length = i64(work[ENTRY * entry + LENGTH])
     unit, chunk = divide(i64(item - work[ENTRY * entry + FIRST_ITEM]), chunks_of(length))
+    first, at = chunk * CHUNK + part * PART, i64(0)
     seen = min(i64(PART), min(i64(CHUNK), length - chunk * CHUNK) - part * PART)
-    first = chunk * CHUNK + (part * PART if seen > 0 else i64(0))  # a position that there is, and no branch
-    n_page, inside = divide(first, i64(cache.page_size))
-    page = i32(cache.table[i64(work[ENTRY * entry + SLOT]), n_page])
-    return page_start(cache, model, layer, page, heads_of(model, unit)[2]) + inside * d, seen
+    if seen > 0:
+        n_page, inside = divide(first, i64(cache.page_size))
+        page = i32(cache.table[i64(work[ENTRY * entry + SLOT]), n_page])
+        at = page_start(cache, model, layer, page, heads_of(model, unit)[2]) + inside * d
+    return at, seen
 
 
 @device
@@ -196,13 +197,14 @@ def find_next(block, entry, item, end, part, n, ahead, layer, model, cache):
         part += warps()
         if part * PART >= n:
             item, part = i32(item + 1), i64(warp_id())
-    here = min(item, i32(end - 1))
-    at, seen = find_part(block, entry_from(work, entry, here), here, part, layer, model, cache)
-    return at, (seen if item < end else i64(0))
+    at, seen = i64(0), i64(0)
+    if item < end:
+        at, seen = find_part(block, entry_from(work, entry, item), item, part, layer, model, cache)
+    return at, seen
 
 
 @device
-def attend_chunk(block, entry, item, first, end, at, seen, ahead, layer, model, cache, act):
+def attend_chunk(block, entry, item, first, end, at, seen, limit, ahead, layer, model, cache, act):
     """An item of an entry: what each part of it gives, in the arena, once a barrier is behind it.
 
     `first`, `end`: this block's items. If keys and values come `ahead`, those of this warp's next part, `seen` of
@@ -219,18 +221,18 @@ def attend_chunk(block, entry, item, first, end, at, seen, ahead, layer, model, 
         block_copy(block.shared, i64(QUERIES), act.q, query, heads * d)
     barrier()  # the queries are there, and the item before is finished with the arena
     if ahead > 0 and part * PART >= n:
-        of_keys, of_values = places_of(part, d, ahead)
+        of_keys, of_values = places_of(part, d, limit, ahead)
         heads_ask(block.shared, of_keys, of_values, cache.keys, cache.values, then, d, later)
         at, seen = then, later
     while part * PART < n:
-        of_keys, of_values = places_of(part, d, ahead)
-        if ahead <= 0:
+        of_keys, of_values = places_of(part, d, limit, ahead)
+        if ahead == 0:
             at, seen = then, later
             heads_ask(block.shared, of_keys, of_values, cache.keys, cache.values, at, d, seen)
             if of_keys != of_values:
                 then, later = i64(0), i64(0)
         heads_attend(
-            block.shared, part_at(part, d, ahead), of_keys, of_values, block.shared, i64(QUERIES), heads, d,
+            block.shared, part_at(part, d, limit, ahead), of_keys, of_values, block.shared, i64(QUERIES), heads, d,
             cache.keys, cache.values, at, seen, then, later,
         )  # fmt: skip
         at, seen = then, later
@@ -242,7 +244,7 @@ def attend_chunk(block, entry, item, first, end, at, seen, ahead, layer, model, 
 
 
 @device
-def finish_chunk(block, entry, item, first, end, ahead, rows, model, act, in_fragments):
+def finish_chunk(block, entry, item, first, end, limit, ahead, rows, model, act, in_fragments):
     """What the parts of an item give, merged.
 
     Behind its last chunk of a row's unit a block says how many it had; the last to do so merges the row's chunks.
@@ -252,8 +254,8 @@ def finish_chunk(block, entry, item, first, end, ahead, rows, model, act, in_fra
     unit, chunk = divide(i64(item - work[ENTRY * entry + FIRST_ITEM]), chunks)
     n = min(i64(CHUNK), work[ENTRY * entry + LENGTH] - chunk * CHUNK)
     of_row = entry * i64(model.kv_heads) * octets(model) + unit
-    step = part_at(i64(1), d, ahead) - part_at(i64(0), d, ahead)
-    source, at, parts = block.shared, part_at(i64(0), d, ahead), divide(n + (PART - 1), i64(PART))[0]
+    step = part_at(i64(1), d, limit, ahead) - part_at(i64(0), d, limit, ahead)
+    source, at, parts = block.shared, part_at(i64(0), d, limit, ahead), divide(n + (PART - 1), i64(PART))[0]
     weights, final = i64(WEIGHTS), chunks == 1
     to = (of_row * act.most_chunks + chunk) * (span_of(d) + 2 * HEADS)
     more = chunk + 1 < chunks and i32(item + 1) < end
