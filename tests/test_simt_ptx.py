@@ -13,7 +13,7 @@ import pytest
 
 import blink_ref
 from blink_ref.errors import BlinkError
-from blink_ref.simt import assembler, device, grid, grid_barrier, vocabulary
+from blink_ref.simt import assembler, capability, device, grid, grid_barrier, vocabulary
 from blink_ref.simt.vocabulary import (
     BLOCK,
     GPU,
@@ -174,7 +174,7 @@ def test_the_function_that_uses_every_word_does():
 @GENERATIONS
 def test_every_word_compiles_with_no_double_precision_spill_or_local_memory(cc):
     ptx = compiled(use_every_word, *EVERY_WORD, cc=cc)
-    assert f".target sm_{cc[0]}{cc[1]}\n" in ptx
+    assert f".target {capability.architecture(cc)}\n" in ptx
     report = assembler.assemble(ptx, cc)
     assert report.faults() == []
     assert report.cc == f"{cc[0]}.{cc[1]}"
@@ -414,7 +414,7 @@ def test_spilled_registers_are_counted():
 
 
 def test_text_that_is_no_ptx_is_refused_in_the_words_of_ptxas():
-    with pytest.raises(BlinkError, match=r"ptxas refuses the kernel for sm_90: .*fatal"):
+    with pytest.raises(BlinkError, match=r"ptxas refuses the kernel for sm_90a: .*fatal"):
         assembler.assemble("no ptx", (9, 0))
 
 

@@ -236,8 +236,9 @@ def _tile(out, k, w, at, x, j, steps, strips, across, rows, n):
         barrier()  # nobody reads the stages any more, where the sums go
         to = lane + 32 * (warp & 3) + 8 * (warp >> 2)
         for m in range(16):
-            here = to + 8 * m * DOTS_PITCH
-            _put_four(out, here, 16, sums[4 * m], sums[4 * m + 1], sums[4 * m + 2], sums[4 * m + 3])
+            if 8 * m < rows:
+                here = to + 8 * m * DOTS_PITCH
+                _put_four(out, here, 16, sums[4 * m], sums[4 * m + 1], sums[4 * m + 2], sums[4 * m + 3])
     else:
         s0, s1, s2, s3 = _by_one_warp(out, k, rows, n)
         barrier()
