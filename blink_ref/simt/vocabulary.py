@@ -461,16 +461,14 @@ def fragment_dots(out, k, w, at, steps, x, j, rows, more):
     lane, width = me().lane, me().warp.width
     stored = _stored_rows(w, at, steps)
     for t in range(lane, rows, width):
-        row = _packed_row(x, j + t * FRAGMENT, steps, rows * FRAGMENT, FRAGMENT)
-        for r in range(FRAGMENT):
-            place = k + t * FRAGMENT_PITCH + r
-            y = _stored_dot(stored[r], row)
-            out[place] = out[place] + y if more else y
+        row, to = _packed_row(x, j + t * FRAGMENT, steps, rows * FRAGMENT, FRAGMENT), k + t * FRAGMENT_PITCH
+        y = stored @ row
+        out[to : to + FRAGMENT] = out[to : to + FRAGMENT] + y if more else y
 
 
 def _stored_rows(w, at, steps):
-    """The 16 stored rows of fragments in the order of kernels/packing.py."""
-    stored = w[at : at + steps * FRAGMENT * FRAGMENT].reshape(steps, 2, 2, 8, 8)
+    """float32 [16, n] of fragments in the order of kernels/packing.py."""
+    stored = _floats(w[at : at + steps * FRAGMENT * FRAGMENT]).reshape(steps, 2, 2, 8, 8)
     return stored.transpose(2, 3, 0, 1, 4).reshape(FRAGMENT, steps * FRAGMENT)
 
 
@@ -517,8 +515,8 @@ def block_dots(out, k, w, at, steps, strips, x, j, across, rows, first, n):
         row = _packed_row(x, begin + t * DOTS_COLUMNS, 2 * n, eights, DOTS_COLUMNS)
         for strip in range(strips):
             stored = _stored_rows(w, at + (strip * steps + first) * FRAGMENT * FRAGMENT, n)
-            for r in range(FRAGMENT):
-                out[k + t * DOTS_PITCH + FRAGMENT * strip + r] = _stored_dot(stored[r], row)
+            to = k + t * DOTS_PITCH + FRAGMENT * strip
+            out[to : to + FRAGMENT] = stored @ row
 
 
 def sum_of_fours(a, i, step, n):
