@@ -180,7 +180,7 @@ def test_requests_served_in_tiles_get_what_the_reference_gives(target):
     ]
     made = Bench(model, in_tiles(model[0], target, rows=24, running=16, context=100))
     answers = answers_together(made, requests)
-    assert_greedy(model, requests, answers)
+    assert_greedy(model, requests, answers, close=0.03 if target == "cuda" else 1e-3)
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,7 @@ def test_requests_get_what_the_reference_gives(target):
     ]
     made = served(model, target)
     answers = answers_together(made, requests)
-    assert_greedy(model, requests, answers)
+    assert_greedy(model, requests, answers, close=0.03 if target == "cuda" else 1e-3)
 
 
 @pytest.mark.usefixtures("interruptible")
