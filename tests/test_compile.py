@@ -20,6 +20,8 @@ KERNELS = [*((cc, "bfloat16", command.KV_DTYPE) for cc in CAPABILITIES), command
 
 pytest.importorskip("numba_cuda", reason="needs numba-cuda and ptxas: pip install 'blink-ref[cuda13]'")
 
+pytestmark = pytest.mark.timeout(900)  # four kernels at once, on two cores that others may use too
+
 
 @pytest.fixture(scope="module")
 def compiled():
