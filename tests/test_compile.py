@@ -39,8 +39,10 @@ def test_the_persistent_kernel_has_no_spill_no_local_memory_and_no_double_precis
     assert report.max_threads >= CUDA_LANES
     assert f"ld.global.nc.L1::no_allocate{'.L2::cache_hint' * (cc >= (8, 0))}.v4.u32" in ptx
     assert "barrier.sync" in ptx
-    for text in ("mma.sync", "cp.async.bulk", "ldmatrix", "ld.shared.v4.b32"):
+    for text in ("mma.sync", "cp.async.bulk", "ldmatrix"):
         assert (text in ptx) == (cc >= (9, 0)), text
+    assert ("wgmma.mma_async" in ptx) == (cc == (9, 0))
+    assert ("ld.shared.v4.b32" in ptx) == (kv_dtype == "bfloat16" and cc >= (9, 0))  # pieces of keys and values
     assert ("cvt.rn.bf16.f32" in ptx) == (kv_dtype == "bfloat16" and cc >= (8, 0))
 
 
