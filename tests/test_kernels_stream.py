@@ -54,6 +54,10 @@ def model_of(shape):
 def streaming(settings, config, rows=stream.MOST_ROWS, room=4000):
     """The settings with the stream on, and some more floats in the arena than it needs."""
     needed = stream.arena(rows, settings.warps, config.head_dim, settings.page_size) + room
+    if settings.target == "cuda":
+        from blink_ref.simt import on_cuda
+
+        needed = min(needed, on_cuda.limits().shared_bytes // 4)
     return replace(settings, stream_rows=rows, shared=max(settings.shared, needed))
 
 
