@@ -38,7 +38,7 @@ MOST_SURVIVORS = 0.05
 """Of all mutants, however good the reasons."""
 
 REDUNDANT = {
-    "kernels.flash_decoding.attend_in_chunks: barrier 1": (
+    "engine.forward.layers_in_tiles: barrier 1": (
         "it orders the first keys and values that come ahead with what tiles have left in the arena, on CUDA: in "
         "Python nothing comes ahead"
     ),

@@ -36,7 +36,9 @@ def attend_alone(block, plan, rows, limit, beyond, layer, model, cache, act):
     poison_arena(block)
     list_work(block, plan, rows, True, True, model)
     barrier()
-    flash_decoding.attend_in_chunks(block, rows, rows, limit, beyond, layer, model, cache, act, True)
+    flash_decoding.note_own(block, rows, limit, beyond, model, cache)
+    barrier()
+    flash_decoding.attend_in_chunks(block, rows, layer, model, cache, act, True)
 
 
 TOGETHER, APART, AHEAD = ROOMS = "together", "apart", "ahead"

@@ -16,6 +16,7 @@ from blink_ref.model.reference import Reference
 from blink_ref.model.weights import Weights
 from blink_ref.scheduler import state
 from blink_ref.simt import aligned, device
+from blink_ref.simt.capability import STATIC_SHARED
 from blink_ref.simt.vocabulary import (
     FRAGMENT,
     FRAGMENT_PITCH,
@@ -57,7 +58,7 @@ def streaming(settings, config, rows=stream.MOST_ROWS, room=4000):
     if settings.target == "cuda":
         from blink_ref.simt import on_cuda
 
-        needed = min(needed, on_cuda.limits().shared_bytes // 4)
+        needed = min(needed, (on_cuda.limits().shared_bytes - STATIC_SHARED) // 4)
     return replace(settings, stream_rows=rows, shared=max(settings.shared, needed))
 
 

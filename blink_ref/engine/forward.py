@@ -5,7 +5,7 @@ from ..kernels.attention import attend, project
 from ..kernels.embedding import embedding
 from ..kernels.filters import draw_filtered
 from ..kernels.flash import attend_in_tiles
-from ..kernels.flash_decoding import attend_in_chunks
+from ..kernels.flash_decoding import attend_in_chunks, note_own
 from ..kernels.linear import add_linear
 from ..kernels.logits import forget_draws, logits_and_draw
 from ..kernels.mlp import gate_up
@@ -38,7 +38,7 @@ def forward(block, window, slots, queue, plans, now, sampling, cache, model, act
     """
     plan = plan_of(plans, now)
     rows, first_layer = i64(plan.count[ROWS]), i64(plan.count[FIRST_LAYER])
-    stage, parity, streamed = begin_stream(block, plan, rows, first_layer, model, act, model.packed)
+    stage, parity, streamed = begin_step(block, plan, rows, first_layer, model, cache, act, model.packed)
     forget_draws(block, plan, i64(plan.count[SAMPLES]))
     if first_layer == 0:
         embedding(block, plan, plan_of(plans, queue.count[SPARE]), rows, model, act.x)
@@ -68,19 +68,27 @@ def forward(block, window, slots, queue, plans, now, sampling, cache, model, act
 
 
 @device
-def begin_stream(block, plan, rows, first_layer, model, act, packed):
+def begin_step(block, plan, rows, first_layer, model, cache, act, packed):
     """List the attention's work, and ask for the first weights of a step, if it is computed from the stream.
 
-    Returns the stage to wait for and its parity, and whether there is one.
+    Returns the stage to wait for and its parity, and whether there is one. A barrier is to follow.
     """
     stage, parity, streamed = i32(0), i32(0), False
     if packed is not None:
         streamed = stream.wanted(model, rows)
         if streamed:
             stage, parity = stream.begin(block, model, 4 * first_layer, products_of(plan, model))
-            list_work(block, plan, rows, True, act.most_chunks > 0, model)
-        elif tiles.wanted(model, rows):
-            list_work(block, plan, i64(plan.count[CHUNKS]), False, act.most_chunks > 0, model)
+        if streamed or tiles.wanted(model, rows):
+            entries = rows if streamed else i64(plan.count[CHUNKS])
+            list_work(block, plan, entries, streamed, act.most_chunks > 0, model)
+            barrier()
+            if act.most_chunks > 0:
+                limit, beyond = i64(block.shared.shape[0]), i64(0)
+                if streamed:
+                    limit, beyond = stream.rope_at(block, model), limit
+                    if pauses(block, rows, model):
+                        beyond = stream.stages_at(block)
+                note_own(block, entries, limit, beyond, model, cache)
     return stage, parity, streamed
 
 
@@ -112,7 +120,7 @@ def products_of(plan, model):
 def pauses(block, rows, model):
     """Whether the stream stops at a step's attention, whose keys and values come ahead in place of the stages.
 
-    That is where blocks have more than two items each. Any time behind :func:`begin_stream` and a barrier.
+    That is where blocks have more than two items each. Any time behind :func:`begin_step` and a barrier.
     """
     work = arena_view(block.shared, WORK, LISTED, model.eos)
     return work[ENTRY * rows + FIRST_ITEM] > 2 * block.blocks
@@ -141,14 +149,10 @@ def layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, 
         stamp(plan, LAYER, layer == timed and kind == packing.PROJECT)
         stamp(plan, LAYERS, timed >= 0 and kind == packing.LOGITS)
         if kind == packing.ATTENDED:
-            alone = pauses(block, rows, model)
-            if alone:
+            if pauses(block, rows, model):
                 stream.drain(block, model, stage, parity)
             if act.most_chunks > 0:
-                limit, beyond = stream.rope_at(block, model), i64(block.shared.shape[0])
-                if alone:
-                    beyond = stream.stages_at(block)
-                attend_in_chunks(block, rows, rows, limit, beyond, layer, model, cache, act, True)
+                attend_in_chunks(block, rows, layer, model, cache, act, True)
             else:
                 attend(block, plan, rows, layer, model, cache, act.q, act.attended, True)
             grid_arrive(block)
@@ -236,8 +240,8 @@ def layers_in_tiles(block, window, plans, now, sampling, cache, model, act):
             chunks = i64(plan.count[CHUNKS])
             attend_in_tiles(block, plan, chunks, rows, layer, model, cache, act.q, act.attended)
             if act.most_chunks > 0:
-                limit = i64(block.shared.shape[0])
-                attend_in_chunks(block, chunks, rows, limit, i64(0), layer, model, cache, act, False)
+                barrier()  # tiles are finished with the arena
+                attend_in_chunks(block, rows, layer, model, cache, act, False)
             grid_barrier(block)
             stamp(plan, ATTENDED, layer == timed)
         elif kind != tiles.LOWERED:

@@ -24,6 +24,7 @@ from ..simt.vocabulary import (
     barrier,
     block_copy,
     block_put,
+    block_threads,
     divide,
     exp,
     f32,
@@ -46,11 +47,16 @@ from ..simt.vocabulary import (
 )
 from .attention import NOTHING, page_start
 from .packing import block_row_at, row_at
-from .staging import ENTRY, LISTED, SCRATCH, WORK
+from .staging import ENTRY, LISTED, MOST_PARTS, OWN, SCRATCH, WORK
 from .work_list import CHUNK, FIRST_ITEM, LENGTH, ROW, SLOT, chunks_of, entry_of, octets
 
-MOST_PARTS = CHUNK // PART
-"""Parts of a chunk."""
+OWN_FIRST, OWN_END, OWN_ENTRY, OWN_PLACES, OWN_PARTS = range(OWN, OWN + 5)
+"""Words of the list of work: this block's first item, the one behind its last, the entry of its first, and where
+keys and values lie in the arena (see :func:`places`). Then of each part of the first item: where it begins in a
+layer of the cache, in positions, and how many it has (0 or less: none)."""
+
+TOGETHER, APART = 0, -1
+"""Whether the arena has room for one of a part's keys and values, or for both."""
 
 LAST = SCRATCH
 """Where the arena says whether a block was the last of a row."""
@@ -87,37 +93,71 @@ def span_of(d):
 
 
 @device
-def attend_in_chunks(block, n, rows, limit, beyond, layer, model, cache, act, in_fragments):
-    """As :func:`.attention.attend`, for the rows of n entries of the list that have items. Blocks share them out.
+def note_own(block, n, limit, beyond, model, cache):
+    """Look up, once for all layers of a step, which items of n entries are this block's, and where its first lies.
 
-    The arena is used up to `limit`, and from `beyond` to its end for what comes ahead, if that fits in. All blocks
-    call it, after a grid barrier behind the queries, keys and values; it ends without one. `in_fragments`:
-    `attended` is written as :func:`fragment_put` does, otherwise as :func:`block_put`.
+    The arena is used up to `limit`, and from `beyond` to its end for what comes ahead, if that fits in. All lanes,
+    behind :func:`.list_work` and a barrier; a barrier is to follow.
     """
-    work = arena_view(block.shared, WORK, LISTED, model.eos)
+    work, part = arena_view(block.shared, WORK, LISTED, model.eos), i64(thread_id())
     items = i64(work[ENTRY * n + FIRST_ITEM])
     first = i32(first_of_share(items, i64(block.id), i64(block.blocks)))
     end = i32(first_of_share(items, i64(block.id) + 1, i64(block.blocks)))
-    item, entry, ahead = first, entry_of(work, n, FIRST_ITEM, first), ahead_at(block, limit, beyond, model)
-    at, seen = i64(0), i64(0)
-    barrier()  # tiles are finished with the arena
-    if ahead > 0 and item < end:
+    entry = i32(entry_of(work, n, FIRST_ITEM, first))
+    if first < end:
+        entry = entry_from(work, entry, first)
+        while part < MOST_PARTS:
+            place, seen = find_part(block, entry, first, part, model, cache)
+            work[OWN_PARTS + 2 * part] = place
+            work[OWN_PARTS + 2 * part + 1] = seen
+            part += block_threads()
+    if thread_id() == 0:
+        work[OWN_FIRST] = first
+        work[OWN_END] = end
+        work[OWN_ENTRY] = entry
+        work[OWN_PLACES] = places(i64(block.shared.shape[0]), limit, beyond, opaque(i64(model.head_dim)))
+
+
+@device
+def attend_in_chunks(block, rows, layer, model, cache, act, in_fragments):
+    """As :func:`.attention.attend`, for the listed rows that have items. `rows`: of the step. Blocks share items.
+
+    All blocks call it, after :func:`note_own` and a grid barrier behind the queries, keys and values, when nobody
+    uses the arena; it ends without one. `in_fragments`: `attended` is written as :func:`fragment_put` does,
+    otherwise as :func:`block_put`.
+    """
+    work = arena_view(block.shared, WORK, LISTED, model.eos)
+    item, entry, place, seen = work[OWN_FIRST], work[OWN_ENTRY], i32(0), i32(0)
+    if item < work[OWN_END] and warp_id() < MOST_PARTS:
+        place, seen = work[OWN_PARTS + 2 * warp_id()], work[OWN_PARTS + 2 * warp_id() + 1]
+        ask(block, i64(warp_id()), place, seen, layer, model, cache)
+    while item < work[OWN_END]:
         entry = entry_from(work, entry, item)
-        at, seen = find_part(block, entry, item, i64(warp_id()), layer, model, cache)
-        of_keys, of_values = places_of(i64(0), opaque(i64(model.head_dim)), limit, ahead)
-        heads_ask(block.shared, of_keys, of_values, cache.keys, cache.values, at, i64(model.head_dim), seen)
-    while item < end:
-        entry = entry_from(work, entry, item)
-        at, seen = attend_chunk(block, entry, item, first, end, at, seen, limit, ahead, layer, model, cache, act)
-        finish_chunk(block, entry, item, first, end, limit, ahead, rows, model, act, in_fragments)
+        place, seen = attend_chunk(block, entry, item, place, seen, layer, model, cache, act)
+        finish_chunk(block, entry, item, rows, model, act, in_fragments)
         item = i32(item + 1)
+
+
+@device
+def ask(block, part, place, seen, layer, model, cache):
+    """One warp: `seen` keys and values from a place of the cache on are on their way to where a part has them."""
+    d = opaque(i64(model.head_dim))
+    of_keys, of_values = places_of(block, part, d, model)
+    at = of_layer(place, layer, model, cache)
+    heads_ask(block.shared, of_keys, of_values, cache.keys, cache.values, at, d, i64(seen))
+
+
+@device
+def of_layer(place, layer, model, cache):
+    """Where a place, counted in positions, lies in a layer of the cache."""
+    return page_start(cache, model, layer, i32(0), i64(0)) + i64(place) * opaque(i64(model.head_dim))
 
 
 @device
 def entry_from(work, entry, item):
     """The entry of an item that is not before the entry's own."""
-    while work[ENTRY * (entry + 1) + FIRST_ITEM] <= item:
-        entry += 1
+    while work[ENTRY * i64(entry) + ENTRY + FIRST_ITEM] <= item:
+        entry = i32(entry + 1)
     return entry
 
 
@@ -137,129 +177,146 @@ def parts_at(d):
 
 
 @device
-def ahead_at(block, limit, beyond, model):
-    """Where each warp's places for the keys and values of its next part begin, at the arena's end; 0: no room."""
-    d, size = opaque(i64(model.head_dim)), i64(block.shared.shape[0])
-    at = (size - 2 * i64(warps()) * span_of(d)) & -4
-    needed = parts_at(d) + MOST_PARTS * (span_of(d) + 2 * HEADS)
-    return i32(at if at >= beyond and needed <= min(at, limit) else i64(0))
+def places(size, limit, beyond, d):
+    """Where each warp's places for keys and values that come ahead begin, at the end of an arena of that size.
+
+    Without room for them: APART or TOGETHER, and keys and values come to where a part leaves what it gives.
+    """
+    at, span = (size - 2 * i64(warps()) * span_of(d)) & -4, span_of(d)
+    if at >= beyond and parts_at(d) + MOST_PARTS * (span + 2 * HEADS) <= min(at, limit):
+        return i32(at)
+    return i32(APART if parts_at(d) + MOST_PARTS * (2 * span + 2 * HEADS) <= limit else TOGETHER)
 
 
 @device
-def are_apart(d, limit):
-    """Whether, where nothing comes ahead, the arena has room for a part's keys and values at a time."""
-    return limit - parts_at(d) >= MOST_PARTS * (2 * span_of(d) + 2 * HEADS)
+def own_places(block, model):
+    """What :func:`places` has said."""
+    return arena_view(block.shared, WORK, LISTED, model.eos)[OWN_PLACES]
 
 
 @device
-def part_at(part, d, limit, ahead):
-    """Where what a part gives begins in the arena; its keys, if nothing comes ahead and they lie apart, before."""
-    span = span_of(d)
-    if ahead == 0 and are_apart(d, limit):
-        return parts_at(d) + part * (2 * span + 2 * HEADS) + span
-    return parts_at(d) + part * (span + 2 * HEADS)
+def part_step(block, d, model):
+    """Floats of the arena that a part takes."""
+    return span_of(d) + 2 * HEADS + (span_of(d) if own_places(block, model) == APART else i64(0))
 
 
 @device
-def places_of(part, d, limit, ahead):
+def part_at(block, part, d, model):
+    """Where what a part gives begins in the arena; its keys, if they lie APART, before."""
+    before = span_of(d) if own_places(block, model) == APART else i64(0)
+    return parts_at(d) + part * part_step(block, d, model) + before
+
+
+@device
+def places_of(block, part, d, model):
     """Where a part's keys lie in the arena, and its values: in places of the warp, or of the part."""
-    span = span_of(d)
+    ahead, span = i64(own_places(block, model)), span_of(d)
     if ahead > 0:
-        at = i64(ahead) + i64(warp_id()) * (2 * span)
+        at = ahead + i64(warp_id()) * (2 * span)
         return at, at + span
-    at = part_at(part, d, limit, ahead)
-    return at - (span if are_apart(d, limit) else i64(0)), at
+    at = part_at(block, part, d, model)
+    return at - (span if ahead == APART else i64(0)), at
 
 
 @device
-def find_part(block, entry, item, part, layer, model, cache):
-    """Where a part of an item begins in the cache, and how many positions it has: 0 or less if there is none."""
-    work, d = arena_view(block.shared, WORK, LISTED, model.eos), opaque(i64(model.head_dim))
-    length = i64(work[ENTRY * entry + LENGTH])
-    unit, chunk = divide(i64(item - work[ENTRY * entry + FIRST_ITEM]), chunks_of(length))
-    first, at = chunk * CHUNK + part * PART, i64(0)
+def find_part(block, entry, item, part, model, cache):
+    """Where a part of an item begins in a layer of the cache, in positions, and how many it has, if it has any."""
+    work = arena_view(block.shared, WORK, LISTED, model.eos)
+    length, place = i64(work[ENTRY * i64(entry) + LENGTH]), i64(0)
+    unit, chunk = divide(i64(item - work[ENTRY * i64(entry) + FIRST_ITEM]), chunks_of(length))
     seen = min(i64(PART), min(i64(CHUNK), length - chunk * CHUNK) - part * PART)
     if seen > 0:
-        n_page, inside = divide(first, i64(cache.page_size))
-        page = i32(cache.table[i64(work[ENTRY * entry + SLOT]), n_page])
-        at = page_start(cache, model, layer, page, heads_of(model, unit)[2]) + inside * d
-    return at, seen
+        n_page, inside = divide(chunk * CHUNK + part * PART, i64(cache.page_size))
+        page = i64(cache.table[i64(work[ENTRY * i64(entry) + SLOT]), n_page])
+        place = (page * i64(model.kv_heads) + heads_of(model, unit)[2]) * i64(cache.page_size) + inside
+    return i32(place), i32(seen)
 
 
 @device
-def find_next(block, entry, item, end, part, n, ahead, layer, model, cache):
-    """As :func:`find_part`, of what a warp asks for at a part of an item, which has n positions.
+def find_ahead(block, entry, item, part, n, model, cache):
+    """As :func:`find_part`, of what comes behind a warp's part of an item of n positions.
 
-    That part, or if keys and values come `ahead` the one after it: of the item, or this warp's first of the next.
+    That is its next part of the item, or its first of this block's next one.
     """
     work = arena_view(block.shared, WORK, LISTED, model.eos)
-    if ahead > 0:
-        part += warps()
-        if part * PART >= n:
-            item, part = i32(item + 1), i64(warp_id())
-    at, seen = i64(0), i64(0)
-    if item < end:
-        at, seen = find_part(block, entry_from(work, entry, item), item, part, layer, model, cache)
-    return at, seen
+    part += warps()
+    if part * PART >= n:
+        item, part = i32(item + 1), i64(warp_id())
+    place, seen = i32(0), i32(0)
+    if item < work[OWN_END]:
+        place, seen = find_part(block, entry_from(work, entry, item), item, part, model, cache)
+    return place, seen
 
 
 @device
-def attend_chunk(block, entry, item, first, end, at, seen, limit, ahead, layer, model, cache, act):
+def attend_chunk(block, entry, item, place, seen, layer, model, cache, act):
     """An item of an entry: what each part of it gives, in the arena, once a barrier is behind it.
 
-    `first`, `end`: this block's items. If keys and values come `ahead`, those of this warp's next part, `seen` of
-    them at `at`, are on their way; returned is the same for the items behind this one.
+    This warp's first part of the block's first item, `seen` positions from a place of the cache on, is on its way.
+    If keys and values come ahead, so it is with all items, and returned is the same for the item behind this one.
     """
     work, d = arena_view(block.shared, WORK, LISTED, model.eos), opaque(i64(model.head_dim))
-    length = i64(work[ENTRY * entry + LENGTH])
-    unit, chunk = divide(i64(item - work[ENTRY * entry + FIRST_ITEM]), chunks_of(length))
+    length, first, ahead = i64(work[ENTRY * i64(entry) + LENGTH]), item == work[OWN_FIRST], work[OWN_PLACES] > 0
+    unit, chunk = divide(i64(item - work[ENTRY * i64(entry) + FIRST_ITEM]), chunks_of(length))
     head, heads, _ = heads_of(model, unit)
-    n, part = min(i64(CHUNK), length - chunk * CHUNK), i64(warp_id())
-    then, later = find_next(block, entry, item, end, part, n, ahead, layer, model, cache)
-    if chunk == 0 or item == first:  # the items behind it have the same
-        query = (i64(work[ENTRY * entry + ROW]) * i64(model.heads) + head) * d
+    n, part, then, later = min(i64(CHUNK), length - chunk * CHUNK), i64(warp_id()), i32(0), i32(0)
+    if ahead:
+        then, later = find_ahead(block, entry, item, part, n, model, cache)
+    elif not first:
+        place, seen = find_part(block, entry, item, part, model, cache)
+    if chunk == 0 or first:  # the items behind it have the same
+        query = (i64(work[ENTRY * i64(entry) + ROW]) * i64(model.heads) + head) * d
         block_copy(block.shared, i64(QUERIES), act.q, query, heads * d)
     barrier()  # the queries are there, and the item before is finished with the arena
-    if ahead > 0 and part * PART >= n:
-        of_keys, of_values = places_of(part, d, limit, ahead)
-        heads_ask(block.shared, of_keys, of_values, cache.keys, cache.values, then, d, later)
-        at, seen = then, later
+    if ahead and part * PART >= n:
+        ask(block, part, then, later, layer, model, cache)
+        place, seen = then, later
+    elif not ahead and not first:
+        ask(block, part, place, seen, layer, model, cache)
     while part * PART < n:
-        of_keys, of_values = places_of(part, d, limit, ahead)
-        if ahead == 0:
-            at, seen = then, later
-            heads_ask(block.shared, of_keys, of_values, cache.keys, cache.values, at, d, seen)
-            if of_keys != of_values:
-                then, later = i64(0), i64(0)
-        heads_attend(
-            block.shared, part_at(part, d, limit, ahead), of_keys, of_values, block.shared, i64(QUERIES), heads, d,
-            cache.keys, cache.values, at, seen, then, later,
-        )  # fmt: skip
-        at, seen = then, later
+        attend_part(block, part, heads, place, seen, then, later, layer, model, cache)
+        place, seen = then, later
         part += warps()
         if part * PART < n:
-            then, later = find_next(block, entry, item, end, part, n, ahead, layer, model, cache)
+            if ahead:
+                then, later = find_ahead(block, entry, item, part, n, model, cache)
+            else:
+                place, seen = find_part(block, entry, item, part, model, cache)
+                ask(block, part, place, seen, layer, model, cache)
     barrier()
-    return at, seen
+    return place, seen
 
 
 @device
-def finish_chunk(block, entry, item, first, end, limit, ahead, rows, model, act, in_fragments):
+def attend_part(block, part, heads, place, seen, then, later, layer, model, cache):
+    """One warp: a part of `seen` positions, which are on their way, and so are behind it `later` positions."""
+    d = opaque(i64(model.head_dim))
+    of_keys, of_values = places_of(block, part, d, model)
+    if of_keys == of_values:
+        then, later = place, seen  # its values
+    heads_attend(
+        block.shared, part_at(block, part, d, model), of_keys, of_values, block.shared, i64(QUERIES), heads, d,
+        cache.keys, cache.values, of_layer(place, layer, model, cache), i64(seen),
+        of_layer(then, layer, model, cache), i64(later),
+    )  # fmt: skip
+
+
+@device
+def finish_chunk(block, entry, item, rows, model, act, in_fragments):
     """What the parts of an item give, merged.
 
     Behind its last chunk of a row's unit a block says how many it had; the last to do so merges the row's chunks.
     """
     work, d = arena_view(block.shared, WORK, LISTED, model.eos), opaque(i64(model.head_dim))
-    chunks = chunks_of(work[ENTRY * entry + LENGTH])
-    unit, chunk = divide(i64(item - work[ENTRY * entry + FIRST_ITEM]), chunks)
-    n = min(i64(CHUNK), work[ENTRY * entry + LENGTH] - chunk * CHUNK)
-    of_row = entry * i64(model.kv_heads) * octets(model) + unit
-    step = part_at(i64(1), d, limit, ahead) - part_at(i64(0), d, limit, ahead)
-    source, at, parts = block.shared, part_at(i64(0), d, limit, ahead), divide(n + (PART - 1), i64(PART))[0]
-    weights, final = i64(WEIGHTS), chunks == 1
+    chunks = chunks_of(work[ENTRY * i64(entry) + LENGTH])
+    unit, chunk = divide(i64(item - work[ENTRY * i64(entry) + FIRST_ITEM]), chunks)
+    n = min(i64(CHUNK), work[ENTRY * i64(entry) + LENGTH] - chunk * CHUNK)
+    of_row = i64(entry) * i64(model.kv_heads) * octets(model) + unit
+    source, at, step = block.shared, part_at(block, i64(0), d, model), part_step(block, d, model)
+    parts, weights, final = divide(n + (PART - 1), i64(PART))[0], i64(WEIGHTS), chunks == 1
     to = (of_row * act.most_chunks + chunk) * (span_of(d) + 2 * HEADS)
-    more = chunk + 1 < chunks and i32(item + 1) < end
-    done = min(chunk, i64(i32(item - first))) + 1
+    more = chunk + 1 < chunks and i32(item + 1) < work[OWN_END]
+    done = min(chunk, i64(i32(item - work[OWN_FIRST]))) + 1
     while True:
         merge(block, source, at, step, parts, weights, entry, unit, to, final, rows, model, act, in_fragments)
         if final or more or not last_of_row(block, of_row, done, chunks, act.arrived):
@@ -303,7 +360,7 @@ def merge(block, source, at, step, parts, weights, entry, unit, to, final, rows,
             column = column_at(head, i)
             a, b, c, e = mix_of_fours(shared, mine, source, at + column, step, parts)
             if final:
-                row = i64(work[ENTRY * entry + ROW])
+                row = i64(work[ENTRY * i64(entry) + ROW])
                 of_all, scale = (first + head) * d + i, f32(1.0) / total
                 a, b, c, e = a * scale, b * scale, c * scale, e * scale
                 if in_fragments:

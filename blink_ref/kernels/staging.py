@@ -30,8 +30,14 @@ MOST_LISTED = 256
 ENTRY = 5
 """Words of an entry."""
 
-LISTED = ENTRY * (MOST_LISTED + 1)
-"""Words of the list: behind the last entry lies one that ends it."""
+MOST_PARTS = 16
+"""Most parts of an item of that list (see flash_decoding.py)."""
+
+OWN = ENTRY * (MOST_LISTED + 1)
+"""Where in the list, behind the entry that ends it, a block notes what it looks up once for all layers."""
+
+LISTED = OWN + 4 + 2 * MOST_PARTS
+"""Words of the list, and of that."""
 
 WORK = PLACES + 2 * MOST_ROWS
 """Where that list begins in the arena."""
