@@ -1,10 +1,10 @@
-"""Attention for many rows: many queries at once over many positions (FlashAttention: Dao et al., 2022).
+"""Attention for many rows: many queries at once over many positions (FlashAttention-2: Dao, 2023).
 
 :func:`.attention.attend` reads a page for one query. Here up to 128 queries that see the same keys, those of
-neighbouring rows of one request and of the heads of a group, are a tile, and so are up to 128 positions. Their
-scores are a product of two tiles, what the queries make of the values is another (the words `tile_dots` and
-`tile_mix`: on a GPU, work for tensor cores), and between the two, row by row, lies the softmax with its running
-maximum. It is held to the same specification, but the order of the additions is another one.
+neighbouring rows of one request and of the heads of a group, are a tile. It goes through the positions, some
+64 at a time, with a running maximum for each query (the word `tile_attend`: on a GPU, work for tensor cores); the
+next ones are on their way to the arena meanwhile. It is held to the same specification, but the order of the
+additions is another one.
 """
 
 import math
@@ -13,76 +13,84 @@ from ..model.config import ModelConfig
 from ..simt import device
 from ..simt.vocabulary import (
     TILE_GAP,
+    TILE_LANES,
     arena_view,
     barrier,
     block_put,
     block_threads,
     divide,
-    exp,
     f32,
     i32,
     i64,
     lane_id,
     opaque,
-    row_weigh,
+    packed_floats,
     thread_id,
-    tile_dots,
-    tile_mix,
+    tile_ask,
+    tile_attend,
+    tile_begin,
+    tile_end,
     tile_put,
-    warp_barrier,
+    tile_take,
     warp_id,
     warp_width,
     warps,
 )
-from .attention import NOTHING, page_start
+from .attention import page_start
 from .packing import block_row_at
 from .staging import ENTRY, LISTED, SCRATCH, WORK
 from .work_list import FIRST_TILE, entry_of, most_queries, rows_of_tile
 
-WIDEST = 96
-"""Elements of a head up to which all tiles have 128 rows; beyond it the arena holds fewer."""
-
 LARGEST = 256
-"""Most elements of a head for which the arena of a GPU has room."""
+"""Most elements of a head."""
 
 COLUMNS = 32
-"""Elements of a head are a multiple of it, and as many positions as a tile has."""
+"""Elements of a head are a multiple of it, and so many positions are multiplied at a time."""
+
+WAITING = 32 * TILE_LANES
+"""Floats where keys and values wait on a GPU, half of them for each."""
+
+STAGES = 2
+"""Places for positions: what is multiplied, and what comes next."""
 
 
 @device
 def most_positions(d):
-    """Positions whose keys, or values, are a tile."""
-    return i64(128 if d <= WIDEST else 64)
+    """Positions that are multiplied between two barriers."""
+    if d <= 64:
+        return i64(128)
+    return i64(64 if d <= 128 else 32)
 
 
 @device
-def queries_at(d):
-    """Where the queries begin in the arena, behind each one's maximum and total."""
-    return SCRATCH + 2 * most_queries(d)
+def pitch_of(d):
+    """Floats from one row of a tile to the next."""
+    return packed_floats(d) + TILE_GAP
 
 
 @device
-def positions_at(d):
-    """Where the keys begin, and, after them, the values."""
-    return queries_at(d) + most_queries(d) * (d + TILE_GAP)
+def keys_at(d, stage):
+    """Where the keys of a stage begin in the arena, behind the queries."""
+    return SCRATCH + (most_queries(d) + 2 * stage * most_positions(d)) * pitch_of(d)
+
+
+@device
+def values_at(d, stage):
+    """Where its values begin."""
+    return keys_at(d, stage) + most_positions(d) * pitch_of(d)
 
 
 @device
 def sums_at(d):
-    """Where the sums of weighted values begin."""
-    return positions_at(d) + most_positions(d) * (d + TILE_GAP)
+    """Where the sums begin. On a GPU that is where keys and values wait: it has sums only when all is done."""
+    return keys_at(d, i64(STAGES))
 
 
-@device
-def scores_at(d):
-    """Where the scores begin, which become weights."""
-    return sums_at(d) + most_queries(d) * (d + TILE_GAP)
-
-
-def arena(head_dim: int) -> int:
-    """Floats of arena that these kernels need."""
-    queries, positions = most_queries(head_dim), most_positions(head_dim)
-    return int(scores_at(head_dim) + queries * (positions + TILE_GAP))
+def arena(head_dim: int, halves: bool) -> int:
+    """Floats of arena that these kernels need; `halves`: tiles are float16, as on a GPU."""
+    queries, positions = most_queries(head_dim), 2 * STAGES * most_positions(head_dim)
+    row = (head_dim // 2 if halves else head_dim) + TILE_GAP
+    return int(SCRATCH + (queries + positions) * row + max(WAITING, queries * (head_dim + TILE_GAP)))
 
 
 def fits(config: ModelConfig) -> bool:
@@ -113,24 +121,27 @@ def attend_tile(block, plan, chunk, tile, across, layer, model, cache, q, attend
     part, kv_head = divide(tile, opaque(i64(model.kv_heads)))
     most = rows_of_tile(model)
     t0, rows = i64(plan.chunk_row[chunk]) + part * most, min(most, i64(plan.chunk_rows[chunk]) - part * most)
-    slot, length = plan.slot[t0], i64(plan.position[t0 + rows - 1]) + 1
+    slot, length = plan.slot[t0], i64(plan.position[t0]) + rows
     group = divide(opaque(i64(model.heads)), i64(model.kv_heads))[0]
     barrier()  # the tile before is finished with the arena
-    take_queries(block, t0, rows * group, kv_head, model, q)
-    first = i64(0)
+    ask_positions(shared, cache, slot, i64(0), length, i64(0), layer, kv_head, model)
+    take_queries(shared, t0, rows * group, kv_head, model, q)
+    take_positions(shared, cache, i64(0), length, i64(0), model)
+    held = tile_begin(shared, sums_at(d), rows * group, d)
+    first, stage = i64(0), i64(0)
+    barrier()
     while first < length:
         n = min(most_positions(d), length - first)
-        seen = (n + COLUMNS - 1) & ~i64(COLUMNS - 1)
-        take_positions(shared, cache.keys, cache, slot, first, n, seen, layer, kv_head, model)
+        ask_positions(shared, cache, slot, first + n, length, stage ^ 1, layer, kv_head, model)
+        held = tile_attend(
+            shared, held, sums_at(d), i64(SCRATCH), rows * group, keys_at(d, stage), values_at(d, stage), n,
+            length - rows + 1 - first, group, d,
+        )  # fmt: skip
+        take_positions(shared, cache, first + n, length, stage ^ 1, model)
         barrier()
-        tile_dots(shared, scores_at(d), queries_at(d), rows * group, positions_at(d), seen, d)
-        barrier()
-        weigh(shared, plan, t0, rows * group, group, first, seen, d)
-        take_positions(shared, cache.values, cache, slot, first, n, seen, layer, kv_head, model)
-        barrier()
-        tile_mix(shared, sums_at(d), scores_at(d), rows * group, seen, positions_at(d), d)
-        barrier()
-        first += n
+        first, stage = first + n, stage ^ 1
+    tile_end(shared, held, sums_at(d), keys_at(d, i64(0)), rows * group, d)
+    barrier()
     query = i64(warp_id())
     while query < rows * group:
         t, head = divide(query, group)
@@ -148,74 +159,58 @@ def query_at(t0, query, kv_head, model):
 
 
 @device
-def take_queries(block, t0, queries, kv_head, model, q):
-    """Queries into the arena; nothing is known of their scores, and their sums are 0. All lanes."""
-    shared, d = block.shared, opaque(i64(model.head_dim))
-    e = i64(thread_id())
+def take_queries(shared, t0, queries, kv_head, model, q):
+    """Queries into the arena, scaled as their scores are to be. All lanes."""
+    d = opaque(i64(model.head_dim))
+    e, scale = i64(thread_id()), f32(1.0) / f32(math.sqrt(f32(d)))
     while e < queries * (d >> 4):
         query, i = divide(e, d >> 4)
-        tile_put(shared, queries_at(d), query, d, 16 * i, q, query_at(t0, query, kv_head, model) + 16 * i)
-        e += block_threads()
-    e = i64(thread_id())
-    while e < queries * (d + TILE_GAP):
-        shared[sums_at(d) + e] = f32(0.0)
-        e += block_threads()
-    e = i64(thread_id())
-    while e < queries:
-        shared[SCRATCH + 2 * e] = NOTHING
-        shared[SCRATCH + 2 * e + 1] = f32(0.0)
+        tile_put(shared, i64(SCRATCH), query, d, 16 * i, q, query_at(t0, query, kv_head, model) + 16 * i, scale)
         e += block_threads()
 
 
 @device
-def take_positions(shared, stored, cache, slot, first, n, across, layer, kv_head, model):
-    """Keys, or values, of n positions into the arena; behind them the last one again, which weighs nothing.
+def rows_of_stage(d, first, length):
+    """How many rows a stage has of the positions from `first` on, of a request of that length: none behind it."""
+    n = min(most_positions(d), length - first)
+    return (n + COLUMNS - 1) & ~i64(COLUMNS - 1)
+
+
+@device
+def ask_positions(shared, cache, slot, first, length, stage, layer, kv_head, model):
+    """Begin to bring the keys and values of a stage; behind the last, the last once more, which weighs nothing.
 
     All lanes.
     """
-    d, size = opaque(i64(model.head_dim)), i64(cache.page_size)
-    e = i64(thread_id())
-    while e < across * (d >> 4):
-        position, i = divide(e, d >> 4)
-        n_page, inside = divide(first + min(position, n - 1), size)
+    d, size, e = opaque(i64(model.head_dim)), i64(cache.page_size), i64(thread_id())
+    while e < rows_of_stage(d, first, length) * (d >> 4):
+        row, i = divide(e, d >> 4)
+        n_page, inside = divide(min(first + row, length - 1), size)
         at = page_start(cache, model, layer, cache.table[slot, n_page], kv_head) + inside * d
-        tile_put(shared, positions_at(d), position, d, 16 * i, stored, at + 16 * i)
+        waiting = sums_at(d)
+        tile_ask(shared, keys_at(d, stage), row, d, 8 * i, cache.keys, at, waiting)
+        tile_ask(shared, values_at(d, stage), row, d, 8 * i, cache.values, at, waiting + WAITING // 2)
         e += block_threads()
 
 
 @device
-def weigh(shared, plan, t0, queries, group, first, across, d):
-    """Scores of positions from `first` on become weights, and sums and totals shrink as a maximum grows.
-
-    A warp takes a query at a time, which sees positions up to its row's own.
-    """
-    scale = f32(1.0) / f32(math.sqrt(f32(d)))
-    query = i64(warp_id())
-    while query < queries:
-        seen = i64(plan.position[t0 + divide(query, group)[0]]) + 1 - first
-        at, known = scores_at(d) + query * (across + TILE_GAP), SCRATCH + 2 * query
-        maximum, total = shared[known], shared[known + 1]
-        highest, part = row_weigh(shared, at, across, seen, scale, maximum)
-        if highest > maximum:
-            shrink = exp(maximum - highest)
-            total *= shrink
-            i = i64(lane_id())
-            while i < d:
-                shared[sums_at(d) + query * (d + TILE_GAP) + i] *= shrink
-                i += warp_width()
-        warp_barrier()  # all lanes have seen what was known
-        if lane_id() == 0:
-            shared[known] = highest
-            shared[known + 1] = total + part
-        query += warps()
+def take_positions(shared, cache, first, length, stage, model):
+    """What :func:`ask_positions` has asked for is in the stage. All lanes; a barrier is to follow."""
+    d, e = opaque(i64(model.head_dim)), i64(thread_id())
+    while e < rows_of_stage(d, first, length) * (d >> 4):
+        row, i = divide(e, d >> 4)
+        waiting = sums_at(d)
+        tile_take(shared, keys_at(d, stage), row, d, 8 * i, cache.keys, waiting)
+        tile_take(shared, values_at(d, stage), row, d, 8 * i, cache.values, waiting + WAITING // 2)
+        e += block_threads()
 
 
 @device
 def put_attended(shared, query, d, attended, across, row, head):
-    """One warp: a query's sums, over their total, as part of a row of all heads."""
-    at, total = sums_at(d) + query * (d + TILE_GAP), shared[SCRATCH + 2 * query + 1]
+    """One warp: what a query attends to, as part of a row of all heads."""
+    at = sums_at(d) + query * (d + TILE_GAP)
     i = 4 * i64(lane_id())
     while i < d:
         a, b, c, e = shared[at + i], shared[at + i + 1], shared[at + i + 2], shared[at + i + 3]
-        block_put(attended, block_row_at(across, row, head * d + i), a / total, b / total, c / total, e / total)
+        block_put(attended, block_row_at(across, row, head * d + i), a, b, c, e)
         i += 4 * warp_width()

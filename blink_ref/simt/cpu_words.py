@@ -17,6 +17,7 @@ from numba.core import cgutils
 from numba.core.typing import templates
 from numba.extending import overload, register_jitable
 
+from . import plain_tiles
 from . import vocabulary as words
 from .lowering import (
     COMMON,
@@ -32,7 +33,7 @@ from .lowering import (
     nearest_bf16,
     register,
 )
-from .vocabulary import DOTS_PITCH, FRAGMENT, FRAGMENT_PITCH, HEADS, TILE_GAP, exp, f32, row_dot, widen
+from .vocabulary import DOTS_PITCH, FRAGMENT, FRAGMENT_PITCH, HEADS, exp, f32, widen
 
 
 def _define(word: Any) -> Any:
@@ -227,54 +228,8 @@ def _(arena, k, k_keys, k_values, x, j, heads, d, keys, values, at, n, then, lat
     return heads_attend
 
 
-@overload(words.tile_put, target="cpu", strict=False)
-def _(arena, k, t, n, i, x, j):
-    def tile_put(arena, k, t, n, i, x, j):
-        at = k + t * (n + TILE_GAP) + i
-        for m in range(16):
-            arena[at + m] = widen(x[j + m])
-
-    return tile_put
-
-
-@overload(words.row_weigh, target="cpu", strict=False)
-def _(arena, at, n, seen, scale, maximum):
-    def row_weigh(arena, at, n, seen, scale, maximum):
-        end = min(n, seen)
-        highest, total = maximum, f32(0.0)
-        for c in range(end):
-            highest = max(highest, arena[at + c] * scale)
-        for c in range(end):
-            arena[at + c] = exp(arena[at + c] * scale - highest)
-            total += arena[at + c]
-        for c in range(max(end, 0), n):
-            arena[at + c] = f32(0.0)
-        return highest, total
-
-    return row_weigh
-
-
-@overload(words.tile_dots, target="cpu", strict=False)
-def _(arena, k, a, rows, b, across, n):
-    def tile_dots(arena, k, a, rows, b, across, n):
-        for t in range(rows):
-            for c in range(across):
-                dotted = row_dot(arena, a + t * (n + TILE_GAP), arena, b + c * (n + TILE_GAP), n)
-                arena[k + t * (across + TILE_GAP) + c] = dotted
-
-    return tile_dots
-
-
-@overload(words.tile_mix, target="cpu", strict=False)
-def _(arena, k, p, rows, across, b, n):
-    def tile_mix(arena, k, p, rows, across, b, n):
-        for t in range(rows):
-            for c in range(across):
-                weight = arena[p + t * (across + TILE_GAP) + c]
-                for i in range(n):
-                    arena[k + t * (n + TILE_GAP) + i] += weight * arena[b + c * (n + TILE_GAP) + i]
-
-    return tile_mix
+for _word, _plain in plain_tiles.WORDS.items():
+    overload(_word, target="cpu", strict=False)(lambda *args, plain=_plain: plain)
 
 
 @overload(words.warp_copy, target="cpu", strict=False)

@@ -1,278 +1,437 @@
-"""Tiles that wait in shared memory and are multiplied there, on CUDA: the words of attention in tiles.
+"""Attention in tiles on CUDA (FlashAttention-2: Dao, 2023): tiles wait in shared memory, all else is in registers.
 
-In a row of n columns lie first its n high halves, then its n low ones, as bfloat16: as many bytes as float32
-takes. Rows are 16 bytes further apart than that, so that the eight rows that a matrix load reads at once lie in
-different banks. Three products of halves make one of float32: high * high + high * low + low * high. A warp makes
-parts of 32 x 32 results, in eight accumulators of 16 x 8; where there are fewer parts than warps, the rest wait.
+Tiles hold float16. Rows are 16 bytes further apart than they are long, so that the eight rows that a matrix load
+reads at once lie in different banks. Sixteen queries belong to two warps, which take 32 positions by turns; what
+each has of them, maxima, totals and sums, is put together at the end. The scores of 32 positions lie in the lanes
+just as the second product takes the weights that they become. Heads of more than 128 columns have tiles of 64
+queries: there four warps have the same sixteen, all positions, and 64 columns of the sums each.
 """
 
 import numpy as np
 from numba import types
 
+from . import plain_tiles
 from . import vocabulary as words
-from .cuda_loops import _four, _keep_rolled, eight_halves
+from .cuda_heads import _end_of_group, _max_of_quad, _sum_of_quad, _wait_for_all
+from .cuda_loops import _fma, _four, _keep_rolled, _store_four
 from .cuda_tensor import (
+    copy_piece,
     has_tensor_cores,
     load_matrices,
+    load_piece,
     load_transposed,
-    multiply,
+    multiply_f16,
+    narrow_bf16,
+    narrow_two,
+    power_of_two,
     shared_address,
-    split,
     store_piece,
 )
 from .cuda_words import define_by
 from .numba_cuda import cuda
 from .vocabulary import (
+    FULL_WARP,
+    LOWEST,
     TILE_GAP,
-    block_threads,
+    TILE_LANES,
+    barrier,
     divide,
-    exp,
     f32,
     f32_of_bits,
     i32,
     i64,
     lane_id,
-    lane_max,
-    lane_sum,
     thread_id,
     u32,
-    warp_barrier,
     warp_id,
-    warps,
-    widen,
 )
 
-NOTHING = f32(-np.inf)
+HIDDEN = f32(-np.inf)
+"""In place of the score of a position that a query does not see."""
+LOG2_E = f32(1.4426950408889634)
+
+_put_plainly, _ask_plainly, _begin_plainly, _attend_plainly, _end_plainly = (
+    cuda.jit(device=True)(plain_tiles.WORDS[word])
+    for word in (words.tile_put, words.tile_ask, words.tile_begin, words.tile_attend, words.tile_end)
+)
+
+
+# --- tiles
 
 
 @cuda.jit(device=True)
-def _row_bytes(n):
-    return u32(4 * (n + TILE_GAP))
+def _pitch(n):
+    """Bytes from a row of a tile to the next."""
+    return u32(u32(n) * u32(2) + u32(4 * TILE_GAP))
 
 
 @cuda.jit(device=True)
-def _put_eight(at, lower, x, j):
-    """Eight numbers as two pieces, high and low halves, the first of them at a shared address. One lane."""
-    low, high = _four(x, j), _four(x, j + 4)
-    a, b = split(low[0], low[1]), split(low[2], low[3])
-    c, d = split(high[0], high[1]), split(high[2], high[3])
-    store_piece(at, a[0], b[0], c[0], d[0])
-    store_piece(u32(at + lower), a[1], b[1], c[1], d[1])
+def _store_eight(at, a, b):
+    """Eight numbers, of two fours, to a shared address."""
+    first, second = narrow_two(a[0], a[1]), narrow_two(a[2], a[3])
+    store_piece(at, first, second, narrow_two(b[0], b[1]), narrow_two(b[2], b[3]))
 
 
 @cuda.jit(device=True)
-def _put_eight_halves(at, lower, x, j):
-    """The same of eight bfloat16, of whose values nothing is lower."""
-    word, zero = eight_halves(x, j), u32(0)
-    store_piece(at, word[0], word[1], word[2], word[3])
-    store_piece(u32(at + lower), zero, zero, zero, zero)
+def _scaled(x, j, scale):
+    a = _four(x, j)
+    return a[0] * scale, a[1] * scale, a[2] * scale, a[3] * scale
 
 
 @define_by(words.tile_put)
-def _(arena, k, t, n, i, x, j):
-    put_eight = _put_eight_halves if x.dtype == types.uint16 else _put_eight
-
-    def tile_put(arena, k, t, n, i, x, j):
+def _(arena, k, t, n, i, x, j, scale):
+    def tile_put(arena, k, t, n, i, x, j, scale):
         if has_tensor_cores():
-            at, lower = u32(shared_address(arena, k + t * (n + TILE_GAP)) + u32(2 * i)), u32(2 * n)
-            put_eight(at, lower, x, j)
-            put_eight(u32(at + u32(16)), lower, x, j + 8)
+            at = u32(shared_address(arena, k) + u32(t) * _pitch(n) + u32(2 * i))
+            _store_eight(at, _scaled(x, j, scale), _scaled(x, j + 4, scale))
+            _store_eight(u32(at + u32(16)), _scaled(x, j + 8, scale), _scaled(x, j + 12, scale))
         else:
-            at = k + t * (n + TILE_GAP) + i
-            for m in range(16):
-                arena[at + m] = widen(x[j + m])
+            _put_plainly(arena, k, t, n, i, x, j, scale)
 
     return tile_put
 
 
-@cuda.jit(device=True)
-def _weighed(arena, at, c, n, seen, scale):
-    """Scores c and c + 1, scaled, or minus infinity."""
-    a, b = NOTHING, NOTHING
-    if c < n:
-        if c < seen:
-            a = arena[at + c] * scale
-        if c + 1 < seen:
-            b = arena[at + c + 1] * scale
-    return a, b
+PIECE = 4 * TILE_LANES
+"""Floats from where a lane's 16 bytes wait to where its next ones do."""
 
 
 @cuda.jit(device=True)
-def _put_weights(arena, at, c, n, a, b):
-    if c < n:
+def _copy_halves(place, x, j, half):
+    """Begin to copy eight bfloat16, and eight more, to where this lane's pieces wait."""
+    copy_piece(place, x, j)
+    copy_piece(u32(place + u32(4 * PIECE)), x, j + half)
+
+
+@cuda.jit(device=True)
+def _copy_floats(place, x, j, half):
+    """The same of float32."""
+    copy_piece(place, x, j)
+    copy_piece(u32(place + u32(4 * PIECE)), x, j + 4)
+    copy_piece(u32(place + u32(8 * PIECE)), x, j + half)
+    copy_piece(u32(place + u32(12 * PIECE)), x, j + half + 4)
+
+
+@cuda.jit(device=True)
+def _take_halves(place, at, half):
+    a, b = load_piece(place), load_piece(u32(place + u32(4 * PIECE)))
+    store_piece(at, narrow_bf16(a[0]), narrow_bf16(a[1]), narrow_bf16(a[2]), narrow_bf16(a[3]))
+    store_piece(u32(at + half), narrow_bf16(b[0]), narrow_bf16(b[1]), narrow_bf16(b[2]), narrow_bf16(b[3]))
+
+
+@cuda.jit(device=True)
+def _load_floats(place):
+    a = load_piece(place)
+    return f32_of_bits(a[0]), f32_of_bits(a[1]), f32_of_bits(a[2]), f32_of_bits(a[3])
+
+
+@cuda.jit(device=True)
+def _take_floats(place, at, half):
+    _store_eight(at, _load_floats(place), _load_floats(u32(place + u32(4 * PIECE))))
+    third, fourth = u32(place + u32(8 * PIECE)), u32(place + u32(12 * PIECE))
+    _store_eight(u32(at + half), _load_floats(third), _load_floats(fourth))
+
+
+@define_by(words.tile_ask)
+def _(arena, k, t, n, i, x, j, waiting):
+    copy = _copy_halves if x.dtype == types.uint16 else _copy_floats
+
+    def tile_ask(arena, k, t, n, i, x, j, waiting):
         if has_tensor_cores():
-            high, low = split(a, b)
-            arena[at + (c >> 1)] = f32_of_bits(high)
-            arena[at + ((n + c) >> 1)] = f32_of_bits(low)
+            copy(u32(shared_address(arena, waiting) + u32(thread_id()) * u32(16)), x, j + i, i64(n) >> 1)
+            _end_of_group()
         else:
-            arena[at + c] = a
-            arena[at + c + 1] = b
+            _ask_plainly(arena, k, t, n, i, x, j, waiting)
+
+    return tile_ask
 
 
-@define_by(words.row_weigh)
-def _(arena, at, n, seen, scale, maximum):
-    def row_weigh(arena, at, n, seen, scale, maximum):
-        c = 2 * lane_id()
-        a0, a1 = _weighed(arena, at, c, n, seen, scale)
-        b0, b1 = _weighed(arena, at, c + 64, n, seen, scale)
-        highest = max(maximum, lane_max(max(max(a0, a1), max(b0, b1))))
-        a0, a1, b0, b1 = exp(a0 - highest), exp(a1 - highest), exp(b0 - highest), exp(b1 - highest)
-        warp_barrier()  # all lanes have read what the halves are written over
-        _put_weights(arena, at, c, n, a0, a1)
-        _put_weights(arena, at, c + 64, n, b0, b1)
-        return highest, lane_sum((a0 + a1) + (b0 + b1))
+@define_by(words.tile_take)
+def _(arena, k, t, n, i, x, waiting):
+    take = _take_halves if x.dtype == types.uint16 else _take_floats
 
-    return row_weigh
+    def tile_take(arena, k, t, n, i, x, waiting):
+        if has_tensor_cores():
+            _wait_for_all()
+            at = u32(shared_address(arena, k) + u32(t) * _pitch(n) + u32(2 * i))
+            take(u32(shared_address(arena, waiting) + u32(thread_id()) * u32(16)), at, u32(n))
+
+    return tile_take
 
 
-@cuda.jit(device=True)
-def _multiply_halves(c, a, a_low, b, b2, b_low, b2_low):
-    return multiply(multiply(multiply(c, a_low, b, b2), a, b_low, b2_low), a, b, b2)
+# --- attention
 
 
 @cuda.jit(device=True)
-def _multiply_sixteen(sums, a, a_low, b, b_low):
-    """The sums of 32 rows and 16 columns, with 16 products more in each."""
-    c0, c1, c2, c3 = sums
-    c0 = _multiply_halves(c0, a[0], a_low[0], b[0], b[1], b_low[0], b_low[1])
-    c1 = _multiply_halves(c1, a[1], a_low[1], b[0], b[1], b_low[0], b_low[1])
-    c2 = _multiply_halves(c2, a[0], a_low[0], b[2], b[3], b_low[2], b_low[3])
-    c3 = _multiply_halves(c3, a[1], a_low[1], b[2], b[3], b_low[2], b_low[3])
-    return c0, c1, c2, c3
+def _shares(d):
+    """This warp's first query, its first position, from there to the next, its first column, and how many it has."""
+    warp = i32(warp_id())
+    if d <= 128:
+        return i32((warp >> 1) << 4), i32((warp & 1) << 5), i32(64), i32(0), i32(d)
+    column = i32((warp & 3) << 6)
+    return i32((warp >> 2) << 4), i32(0), i32(32), column, min(i32(64), i32(i32(d) - column))
 
 
 @cuda.jit(device=True)
-def _store_part(arena, k, pitch, left, right, added):
-    """One warp: the sums of a part of 32 x 32, to ``arena[k]`` and the rows that follow, or added there."""
-    k += (lane_id() >> 2) * pitch + 2 * (lane_id() & 3)
-    for m in range(2):
-        _store_sums(arena, k + 16 * m * pitch, pitch, left[m], added)
-        _store_sums(arena, k + 16 * m * pitch + 8, pitch, left[2 + m], added)
-        _store_sums(arena, k + 16 * m * pitch + 16, pitch, right[m], added)
-        _store_sums(arena, k + 16 * m * pitch + 24, pitch, right[2 + m], added)
-
-
-@cuda.jit(device=True)
-def _store_sums(arena, at, pitch, c, added):
-    """One lane: its four of 16 x 8 sums."""
-    below = at + 8 * pitch
-    if added:
-        c = (c[0] + arena[at], c[1] + arena[at + 1], c[2] + arena[below], c[3] + arena[below + 1])
-    arena[at] = c[0]
-    arena[at + 1] = c[1]
-    arena[below] = c[2]
-    arena[below + 1] = c[3]
-
-
-@cuda.jit(device=True)
-def _zeros():
+def _nothing():
     zero = (f32(0.0), f32(0.0), f32(0.0), f32(0.0))
     return zero, zero, zero, zero
 
 
-@cuda.jit(device=True)
-def _products(arena, k, pitch, at, row, lower, to, further, to_lower, step, steps, transposed, added):
-    """One warp: a part of 32 x 32 results at k, of `steps` times sixteen products each.
+@define_by(words.tile_begin)
+def _(arena, k, queries, d):
+    def tile_begin(arena, k, queries, d):
+        if not has_tensor_cores():
+            _begin_plainly(arena, k, queries, d)
+        none, zero = _nothing(), f32(0.0)
+        return none, none, none, none, (LOWEST, LOWEST, zero, zero)
 
-    The lane's rows begin at the shared addresses `at`, and sixteen rows further, and at `to`, where `further`
-    leads to sixteen columns more and `step` to the next sixteen products.
-    """
-    c, d = _zeros(), _zeros()
+    return tile_begin
+
+
+@cuda.jit(device=True)
+def _scores(at, to, pitch, steps):
+    """A lane's dot products of its two queries with 32 positions, in fours: both with each two of eight."""
+    a, b, c, e = _nothing()
     while steps > 0:
         _keep_rolled()
-        high = load_matrices(at), load_matrices(u32(at + u32(16) * row))
-        low = load_matrices(u32(at + lower)), load_matrices(u32(at + lower + u32(16) * row))
-        if transposed:
-            c = _multiply_sixteen(c, high, low, load_transposed(to), load_transposed(u32(to + to_lower)))
-            to2 = u32(to + further)
-            d = _multiply_sixteen(d, high, low, load_transposed(to2), load_transposed(u32(to2 + to_lower)))
-        else:
-            c = _multiply_sixteen(c, high, low, load_matrices(to), load_matrices(u32(to + to_lower)))
-            to2 = u32(to + further)
-            d = _multiply_sixteen(d, high, low, load_matrices(to2), load_matrices(u32(to2 + to_lower)))
-        at, to = u32(at + u32(32)), u32(to + step)
-        steps = i32(steps - 1)
-    _store_part(arena, k, pitch, c, d, added)
+        of_queries, near, far = load_matrices(at), load_matrices(to), load_matrices(u32(to + u32(16) * pitch))
+        a = multiply_f16(a, of_queries, near[0], near[1])
+        b = multiply_f16(b, of_queries, near[2], near[3])
+        c = multiply_f16(c, of_queries, far[0], far[1])
+        e = multiply_f16(e, of_queries, far[2], far[3])
+        at, to, steps = u32(at + u32(32)), u32(to + u32(32)), i32(steps - 1)
+    return a, b, c, e
 
 
 @cuda.jit(device=True)
-def _dots(arena, k, a, rows, b, across, n):
-    wide = i32(across >> 5)
-    part, parts = i32(warp_id()), i32(wide * ((rows + 31) >> 5))
-    pitch, lower, lane = _row_bytes(n), u32(2 * n), u32(lane_id())
-    while part < parts:
-        down, right = divide(i64(part), i64(wide))
-        # the lane's rows and pieces of 16 bytes in the matrices that a load reads: of a, rows 0 to 15 with their
-        # first piece, then with their second; of b, rows 0 to 7 with either piece, then rows 8 to 15
-        row, piece = u32(u32(32 * down) + (lane & u32(15))), lane >> u32(4)
-        at = u32(shared_address(arena, a) + row * pitch + (piece << u32(4)))
-        row, piece = u32(u32(32 * right) + (lane & u32(7)) + ((lane >> u32(1)) & u32(8))), lane >> u32(3) & u32(1)
-        to = u32(shared_address(arena, b) + row * pitch + (piece << u32(4)))
-        apart = across + TILE_GAP
-        here, further = k + 32 * down * apart + 32 * right, u32(u32(16) * pitch)
-        _products(arena, here, apart, at, pitch, lower, to, further, lower, u32(32), i32(n >> 4), False, False)
-        part = i32(part + warps())
+def _hide(s, position, seen, seen_below):
+    """Scores at a position and the one behind it, as far as each of the two queries sees."""
+    a = s[0] if position < seen else HIDDEN
+    b = s[1] if i32(position + 1) < seen else HIDDEN
+    c = s[2] if position < seen_below else HIDDEN
+    e = s[3] if i32(position + 1) < seen_below else HIDDEN
+    return a, b, c, e
 
 
 @cuda.jit(device=True)
-def _mix(arena, k, p, rows, across, b, n):
-    wide = i32(n >> 5)
-    part, parts = i32(warp_id()), i32(wide * ((rows + 31) >> 5))
-    p_pitch, pitch, lane = _row_bytes(across), _row_bytes(n), u32(lane_id())
-    while part < parts:
-        down, right = divide(i64(part), i64(wide))
-        row, piece = lane & u32(15), lane >> u32(4)
-        at = u32(shared_address(arena, p) + u32(u32(32 * down) + row) * p_pitch + (piece << u32(4)))
-        # rows 0 to 15 of b, with the first piece of 32 columns, then with the second
-        to = u32(shared_address(arena, b) + row * pitch + u32(u32(64 * right) + (piece << u32(4))))
-        apart = n + TILE_GAP
-        here, step = k + 32 * down * apart + 32 * right, u32(u32(16) * pitch)
-        lower, to_lower, steps = u32(2 * across), u32(2 * n), i32(across >> 4)
-        _products(arena, here, apart, at, p_pitch, lower, to, u32(32), to_lower, step, steps, True, True)
-        part = i32(part + warps())
+def _weights(s, least, least_below):
+    """What four scores become, given the maxima, negative and as powers of two."""
+    a, b = power_of_two(_fma(s[0], LOG2_E, least)), power_of_two(_fma(s[1], LOG2_E, least))
+    return a, b, power_of_two(_fma(s[2], LOG2_E, least_below)), power_of_two(_fma(s[3], LOG2_E, least_below))
 
 
 @cuda.jit(device=True)
-def _dots_one_by_one(arena, k, a, rows, b, across, n):
-    e = thread_id()
-    while e < rows * across:
-        t, c = divide(i64(e), i64(across))
-        total = f32(0.0)
-        for i in range(n):
-            total += arena[a + t * (n + TILE_GAP) + i] * arena[b + c * (n + TILE_GAP) + i]
-        arena[k + t * (across + TILE_GAP) + c] = total
-        e += block_threads()
+def _narrow_weights(a, b):
+    """Those of 16 positions as a fragment."""
+    return narrow_two(a[0], a[1]), narrow_two(a[2], a[3]), narrow_two(b[0], b[1]), narrow_two(b[2], b[3])
 
 
 @cuda.jit(device=True)
-def _mix_one_by_one(arena, k, p, rows, across, b, n):
-    e = thread_id()
-    while e < rows * n:
-        t, i = divide(i64(e), i64(n))
-        total = arena[k + t * (n + TILE_GAP) + i]
-        for c in range(across):
-            total += arena[p + t * (across + TILE_GAP) + c] * arena[b + c * (n + TILE_GAP) + i]
-        arena[k + t * (n + TILE_GAP) + i] = total
-        e += block_threads()
+def _shrink_four(c, a, b):
+    return c[0] * a, c[1] * a, c[2] * b, c[3] * b
 
 
-@define_by(words.tile_dots)
-def _(arena, k, a, rows, b, across, n):
-    def tile_dots(arena, k, a, rows, b, across, n):
+@cuda.jit(device=True)
+def _shrink(sums, a, b):
+    """The sums of 32 columns, of two queries, times a number each."""
+    c0, c1, c2, c3 = sums
+    return _shrink_four(c0, a, b), _shrink_four(c1, a, b), _shrink_four(c2, a, b), _shrink_four(c3, a, b)
+
+
+@cuda.jit(device=True)
+def _mix(sums, near, far, at, below):
+    """The sums of 32 columns with the values of 32 positions, each weighted; `below`: to the second 16."""
+    c0, c1, c2, c3 = sums
+    x, y = load_transposed(at), load_transposed(u32(at + u32(32)))
+    c0, c1 = multiply_f16(c0, near, x[0], x[1]), multiply_f16(c1, near, x[2], x[3])
+    c2, c3 = multiply_f16(c2, near, y[0], y[1]), multiply_f16(c3, near, y[2], y[3])
+    x, y = load_transposed(u32(at + below)), load_transposed(u32(at + below + u32(32)))
+    c0, c1 = multiply_f16(c0, far, x[0], x[1]), multiply_f16(c1, far, x[2], x[3])
+    return c0, c1, multiply_f16(c2, far, y[0], y[1]), multiply_f16(c3, far, y[2], y[3])
+
+
+@cuda.jit(device=True)
+def _highest(a, b, c, e):
+    return max(max(a, b), max(c, e))
+
+
+@cuda.jit(device=True)
+def _attend(arena, held, q, queries, keys, values, across, sees, group, d):
+    """:func:`.vocabulary.tile_attend` on tensor cores: one warp, what is its own."""
+    s0, s1, s2, s3, (m, m_below, total, total_below) = held
+    query, first, step, column, wide = _shares(d)
+    pitch, lane, end = _pitch(d), u32(lane_id()), i32(across)
+    if query >= queries or wide <= 0:
+        end = i32(0)
+    elif sees < across:  # not all rows see all positions
+        last = min(i64(query) + 15, queries - 1)
+        end = min(end, i32(sees + divide(last, group)[0]))
+    # of the matrices that a load reads, the lane's rows and pieces of 16 bytes: of queries and values, rows 0 to 15
+    # with their first piece, then with their second; of keys, rows 0 to 7 with either piece, then rows 8 to 15
+    low, high = lane & u32(15), (lane >> u32(4)) << u32(4)
+    at_q = u32(shared_address(arena, q) + (u32(query) + low) * pitch + high)
+    at_v = u32(shared_address(arena, values) + (u32(first) + low) * pitch + high + u32(2) * u32(column))
+    low, high = (lane & u32(7)) + ((lane >> u32(1)) & u32(8)), ((lane >> u32(3)) & u32(1)) << u32(4)
+    at_k = u32(shared_address(arena, keys) + (u32(first) + low) * pitch + high)
+    while first < end:
+        _keep_rolled()
+        a, b, c, e = _scores(at_q, at_k, pitch, i32(i64(d) >> 4))
+        if i32(first + 32) > sees:
+            here, row = i32(first + i32(lane_id() & 3) * 2), i64(query) + (lane_id() >> 2)
+            seen, seen_below = i32(sees + divide(row, group)[0]), i32(sees + divide(row + 8, group)[0])
+            a, b = _hide(a, here, seen, seen_below), _hide(b, i32(here + 8), seen, seen_below)
+            c, e = _hide(c, i32(here + 16), seen, seen_below), _hide(e, i32(here + 24), seen, seen_below)
+        highest = max(_highest(a[0], a[1], b[0], b[1]), _highest(c[0], c[1], e[0], e[1]))
+        highest_below = max(_highest(a[2], a[3], b[2], b[3]), _highest(c[2], c[3], e[2], e[3]))
+        highest, highest_below = max(m, _max_of_quad(highest)), max(m_below, _max_of_quad(highest_below))
+        if cuda.any_sync(FULL_WARP, highest > m or highest_below > m_below):
+            by, by_below = power_of_two((m - highest) * LOG2_E), power_of_two((m_below - highest_below) * LOG2_E)
+            s0, s1 = _shrink(s0, by, by_below), _shrink(s1, by, by_below)
+            s2, s3 = _shrink(s2, by, by_below), _shrink(s3, by, by_below)
+            m, m_below, total, total_below = highest, highest_below, total * by, total_below * by_below
+        least, least_below = -m * LOG2_E, -m_below * LOG2_E
+        a, b = _weights(a, least, least_below), _weights(b, least, least_below)
+        c, e = _weights(c, least, least_below), _weights(e, least, least_below)
+        total += ((a[0] + a[1]) + (b[0] + b[1])) + ((c[0] + c[1]) + (e[0] + e[1]))
+        total_below += ((a[2] + a[3]) + (b[2] + b[3])) + ((c[2] + c[3]) + (e[2] + e[3]))
+        near, far, below = _narrow_weights(a, b), _narrow_weights(c, e), u32(u32(16) * pitch)
+        s0 = _mix(s0, near, far, at_v, below)
+        if wide > 32:
+            s1 = _mix(s1, near, far, u32(at_v + u32(64)), below)
+        if wide > 64:
+            s2 = _mix(s2, near, far, u32(at_v + u32(128)), below)
+        if wide > 96:
+            s3 = _mix(s3, near, far, u32(at_v + u32(192)), below)
+        first, at_k, at_v = i32(first + step), u32(at_k + u32(step) * pitch), u32(at_v + u32(step) * pitch)
+    return s0, s1, s2, s3, (m, m_below, total, total_below)
+
+
+@define_by(words.tile_attend)
+def _(arena, held, k, q, queries, keys, values, across, sees, group, d):
+    def tile_attend(arena, held, k, q, queries, keys, values, across, sees, group, d):
         if has_tensor_cores():
-            _dots(arena, k, a, rows, b, across, n)
+            held = _attend(arena, held, q, queries, keys, values, across, i32(sees), group, d)
         else:
-            _dots_one_by_one(arena, k, a, rows, b, across, n)
+            _attend_plainly(arena, i64(0), k, q, queries, keys, values, across, sees, group, d)
+        return held
 
-    return tile_dots
+    return tile_attend
 
 
-@define_by(words.tile_mix)
-def _(arena, k, p, rows, across, b, n):
-    def tile_mix(arena, k, p, rows, across, b, n):
+# --- its end
+
+
+@cuda.jit(device=True)
+def _leave(arena, at, sums):
+    """A lane's 16 sums, for the other warp."""
+    _store_four(arena, at, sums[0])
+    _store_four(arena, at + 128, sums[1])
+    _store_four(arena, at + 256, sums[2])
+    _store_four(arena, at + 384, sums[3])
+
+
+@cuda.jit(device=True)
+def _add_four(s, other, mine, mine_below, its, its_below):
+    a, b = s[0] * mine + other[0] * its, s[1] * mine + other[1] * its
+    return a, b, s[2] * mine_below + other[2] * its_below, s[3] * mine_below + other[3] * its_below
+
+
+@cuda.jit(device=True)
+def _add(arena, at, sums, mine, mine_below, its, its_below):
+    """A lane's 16 sums, and those that the other warp has left, each times a number, added up."""
+    a = _add_four(sums[0], _four(arena, at), mine, mine_below, its, its_below)
+    b = _add_four(sums[1], _four(arena, at + 128), mine, mine_below, its, its_below)
+    c = _add_four(sums[2], _four(arena, at + 256), mine, mine_below, its, its_below)
+    return a, b, c, _add_four(sums[3], _four(arena, at + 384), mine, mine_below, its, its_below)
+
+
+@cuda.jit(device=True)
+def _put_two(arena, at, below, c):
+    arena[at] = c[0]
+    arena[at + 1] = c[1]
+    arena[at + below] = c[2]
+    arena[at + below + 1] = c[3]
+
+
+@cuda.jit(device=True)
+def _put(arena, at, below, sums):
+    """A lane's 16 sums to the rows of its two queries."""
+    _put_two(arena, at, below, sums[0])
+    _put_two(arena, at + 8, below, sums[1])
+    _put_two(arena, at + 16, below, sums[2])
+    _put_two(arena, at + 24, below, sums[3])
+
+
+@cuda.jit(device=True)
+def _leave_all(arena, at, held, wide):
+    """What a warp that takes every other 32 positions has, for the warp that takes those between."""
+    s0, s1, s2, s3, totals = held
+    _store_four(arena, at, totals)
+    _leave(arena, at + 128, s0)
+    if wide > 32:
+        _leave(arena, at + 640, s1)
+    if wide > 64:
+        _leave(arena, at + 1152, s2)
+    if wide > 96:
+        _leave(arena, at + 1664, s3)
+
+
+@cuda.jit(device=True)
+def _add_all(arena, at, held, wide):
+    """A lane's sums of all positions, over their totals, of which another warp has left some."""
+    s0, s1, s2, s3, (m, m_below, total, total_below) = held
+    its_m, its_m_below, its_total, its_total_below = _four(arena, at)
+    highest, highest_below = max(m, its_m), max(m_below, its_m_below)
+    mine, mine_below = power_of_two((m - highest) * LOG2_E), power_of_two((m_below - highest_below) * LOG2_E)
+    its, its_below = power_of_two((its_m - highest) * LOG2_E), power_of_two((its_m_below - highest_below) * LOG2_E)
+    scale, scale_below = total * mine + its_total * its, total_below * mine_below + its_total_below * its_below
+    mine, its, mine_below, its_below = mine / scale, its / scale, mine_below / scale_below, its_below / scale_below
+    s0 = _add(arena, at + 128, s0, mine, mine_below, its, its_below)
+    if wide > 32:
+        s1 = _add(arena, at + 640, s1, mine, mine_below, its, its_below)
+    if wide > 64:
+        s2 = _add(arena, at + 1152, s2, mine, mine_below, its, its_below)
+    if wide > 96:
+        s3 = _add(arena, at + 1664, s3, mine, mine_below, its, its_below)
+    return s0, s1, s2, s3
+
+
+@cuda.jit(device=True)
+def _end(arena, held, k, room, queries, d):
+    """:func:`.vocabulary.tile_end` on tensor cores."""
+    s0, s1, s2, s3, (m, m_below, total, total_below) = held
+    query, first, _, column, wide = _shares(d)
+    if query >= queries:
+        wide = i32(0)
+    total, total_below = _sum_of_quad(total), _sum_of_quad(total_below)
+    left = room + i64(query) * (d + 8) + 4 * lane_id()
+    held = s0, s1, s2, s3, (m, m_below, total, total_below)
+    if first > 0 and wide > 0:
+        _leave_all(arena, left, held, wide)
+    barrier()
+    if first == 0 and wide > 0:
+        if d <= 128:
+            s0, s1, s2, s3 = _add_all(arena, left, held, wide)
+        else:
+            by, by_below = f32(1.0) / total, f32(1.0) / total_below
+            s0, s1 = _shrink(s0, by, by_below), _shrink(s1, by, by_below)
+        at = k + (i64(query) + (lane_id() >> 2)) * (d + TILE_GAP) + column + 2 * (lane_id() & 3)
+        below = 8 * (i64(d) + TILE_GAP)
+        _put(arena, at, below, s0)
+        if wide > 32:
+            _put(arena, at + 32, below, s1)
+        if wide > 64:
+            _put(arena, at + 64, below, s2)
+        if wide > 96:
+            _put(arena, at + 96, below, s3)
+
+
+@define_by(words.tile_end)
+def _(arena, held, k, room, queries, d):
+    def tile_end(arena, held, k, room, queries, d):
         if has_tensor_cores():
-            _mix(arena, k, p, rows, across, b, n)
+            _end(arena, held, k, room, queries, d)
         else:
-            _mix_one_by_one(arena, k, p, rows, across, b, n)
+            _end_plainly(arena, i64(0), k, room, queries, d)
 
-    return tile_mix
+    return tile_end

@@ -104,6 +104,32 @@ def _(typing_context, even, odd):
     return types.uint32(types.float32, types.float32), codegen
 
 
+def narrow_bf16(word):
+    """The two bfloat16 of a word as float16, in one word. A word of the `cuda_` files."""
+    raise NotImplementedError("compiled code only")
+
+
+@define(narrow_bf16)
+def _(typing_context, word):
+    def codegen(context, builder, signature, args):
+        return asm(builder, I32, ptx.NARROW_BF16, "=r,r", args, effects=False)
+
+    return types.uint32(types.uint32), codegen
+
+
+def power_of_two(x):
+    """2**x of a float32. A word of the `cuda_` files."""
+    raise NotImplementedError("compiled code only")
+
+
+@define(power_of_two)
+def _(typing_context, x):
+    def codegen(context, builder, signature, args):
+        return asm(builder, F32, ptx.POWER_OF_TWO, "=f,f", args, effects=False)
+
+    return types.float32(types.float32), codegen
+
+
 def define_binary(text):
     """A word of the `cuda_` files: a word made of two."""
 

@@ -44,9 +44,8 @@ WARP_WORDS |= {
     words.fragment_dots,
     words.heads_ask,
     words.heads_attend,
-    words.tile_dots,
-    words.row_weigh,
-    words.tile_mix,
+    words.tile_attend,
+    words.tile_end,
 }
 
 SHARED_PER_BLOCK_DEFAULT = 48 * 1024

@@ -108,6 +108,17 @@ cvt.rn.bf16x2.f32 $1, odd, even;
 # Two float32 as float16, in one word, the first one lower; what is beyond the largest becomes the largest.
 NARROW_TWO = "cvt.rn.satfinite.f16x2.f32 $0, $2, $1;"
 
+# The two bfloat16 of a word as float16 likewise, the lower one lower.
+NARROW_BF16 = """{
+.reg .b32 low, high;
+shl.b32 low, $1, 16;
+and.b32 high, $1, 0xffff0000;
+cvt.rn.satfinite.f16x2.f32 $0, high, low;
+}"""
+
+# 2 to the power of a float32, off by 2**-22 of it; 0 where that is below 2**-126.
+POWER_OF_TWO = "ex2.approx.ftz.f32 $0, $1;"
+
 # The lower, or the upper, halves of two words as one, that of the first one lower.
 LOWER_HALVES = "prmt.b32 $0, $1, $2, 0x5410;"
 UPPER_HALVES = "prmt.b32 $0, $1, $2, 0x7632;"

@@ -586,56 +586,97 @@ def mix_of_fours(weights, w, a, i, step, n):
     return tuple((weights[w : w + n, None] * fours).sum(0, dtype=np.float32))
 
 
-def tile_put(arena, k, t, n, i, x, j):
-    """Numbers i to i + 15 of row t of the tile at k, of n columns, are ``x[j:j+16]``; by one lane.
+def tile_put(arena, k, t, n, i, x, j, scale):
+    """Numbers i to i + 15 of row t of the tile at k, of n columns, are float32 ``x[j:j+16]`` times `scale`. One lane.
 
-    x holds float32, or bfloat16 as uint16 bits, and may be written while the kernel runs. Rows are
-    ``n + TILE_GAP`` floats apart. Only :func:`tile_dots` and :func:`tile_mix` read such a tile: tensor
-    cores take it as pairs of bfloat16, which lack 2**-17 of a number at most. k is a multiple of 4, n, i and j
-    of 16.
+    Rows are ``packed_floats(n) + TILE_GAP`` floats apart. Only :func:`tile_attend` reads such a tile: tensor cores
+    take it as float16, which lacks 2**-11 of a number at most, or 2**-25; what is beyond 65,504 becomes 65,504.
+    k is a multiple of 4, n of 32, i and j of 16.
     """
     at = k + t * (n + TILE_GAP) + i
-    arena[at : at + 16] = _floats(x[j : j + 16])
+    arena[at : at + 16] = x[j : j + 16] * scale
 
 
-def tile_dots(arena, k, a, rows, b, across, n):
-    """Row t, column c at k = dot product of row t of the tile at a and row c of the one at b, of n columns both.
+TILE_LANES = 512
+"""Lanes of a block that asks for tiles, on CUDA."""
 
-    By all lanes of the block, for t < `rows` and c < `across`, a multiple of 32. The results are float32, their
-    rows ``across + TILE_GAP`` floats apart; of rows up to the next multiple of 32 anything may be written. A
-    barrier stands before the call, and one before anybody reads the results. CUDA: tensor cores, as there.
+
+def tile_ask(arena, k, t, n, i, x, j, waiting):
+    """Begin to bring numbers i to i + 7, and as many from i + n / 2 on, of row t of the tile at k. One lane.
+
+    They are those of the row of n numbers at ``x[j]``, float32, or bfloat16 as uint16 bits, which the kernel may
+    have written. They are there once the lane has called :func:`tile_take`, with the same arguments. Meanwhile
+    they are in a place of the lane's, from ``arena[waiting]`` on: of 16 floats for each of TILE_LANES lanes, or 8
+    if they are bfloat16. A lane has one there at a time. i and j are multiples of 8, `waiting` of 4; else as
+    :func:`tile_put`. CUDA: asynchronously. Elsewhere it is all done here.
     """
-    for t in range(me().thread, rows, me().block.threads):
-        row = a + t * (n + TILE_GAP)
-        for c in range(across):
-            other = b + c * (n + TILE_GAP)
-            arena[k + t * (across + TILE_GAP) + c] = np.dot(arena[row : row + n], arena[other : other + n])
+    for first in (i, i + n // 2):
+        at = k + t * (n + TILE_GAP) + first
+        arena[at : at + 8] = _floats(x[j + first : j + first + 8])
 
 
-def row_weigh(arena, at, n, seen, scale, maximum):
-    """A row of n scores becomes one of a tile: exp(score * scale - highest) of the first `seen`, 0 of the others.
+def tile_take(arena, k, t, n, i, x, waiting):
+    """What this lane has asked for by :func:`tile_ask`, with these arguments, is in the tile. One lane."""
 
-    By one warp, whose lanes all get the highest of the scaled scores and `maximum`, and the sum of the row. n is a
-    multiple of 32, at most 128, `at` of 4; if nothing is seen, `maximum` is a number.
+
+LOWEST = f32(-1e30)
+"""The maximum over no scores: a number, so that one less itself is 0."""
+
+
+def tile_begin(arena, k, queries, d):
+    """Of so many queries nothing is known: no sums, no totals, and LOWEST for maxima. All lanes of the block.
+
+    What :func:`tile_attend` is to be given. Tensor cores keep all that in registers; elsewhere the sums are rows
+    of d float32 at k, ``d + TILE_GAP`` floats apart, with the maximum and the total behind them.
     """
-    lane, lanes = me().lane, me().warp.width
-    mine = arena[at + lane : at + n : lanes] * scale
-    mine[np.arange(lane, n, lanes) >= seen] = -np.inf
-    highest = max(maximum, lane_max(mine.max(initial=np.float32(-np.inf))))
-    mine = np.exp(mine - highest)
-    arena[at + lane : at + n : lanes] = mine
-    return highest, lane_sum(mine.sum(dtype=np.float32))
+    for t in range(me().thread, queries, me().block.threads):
+        row = k + t * (d + TILE_GAP)
+        arena[row : row + d], arena[row + d], arena[row + d + 1] = 0, LOWEST, 0
+    return 0
 
 
-def tile_mix(arena, k, p, rows, across, b, n):
-    """Row t at k += sum over c < `across` of number c of row t of the tile at p * row c of the tile at b.
+def tile_attend(arena, held, k, q, queries, keys, values, across, sees, group, d):
+    """Queries of the tile at `q` attend to `across` positions, whose tiles are `keys` and `values`, of d columns.
 
-    As :func:`tile_dots`; n is a multiple of 32, and the rows at k are float32, ``n + TILE_GAP`` floats apart.
+    By all lanes of the block, of 16 warps on CUDA. Query t sees the first ``sees + t // group`` of the positions:
+    its maximum grows to that of its dot products with keys; its sums and its total shrink by what that adds, and
+    get the values, each weighted by exp(dot product - maximum), and the weights. `held` is what :func:`tile_begin`
+    has returned, or the call before, and so is what this returns. At most 128 queries, and 128 positions, for d
+    up to 64; 64 positions, for d up to 128; else 64 queries and 32 positions, for d up to 256. Of the tiles of
+    positions all rows up to the next multiple of 32 are numbers.
+
+    A barrier stands before the call, and one before anybody writes the tiles. What a query gets depends on the
+    calls alone, not on other queries; where it sees nothing of a call, the call may be left out. CUDA: tensor
+    cores, for which also the weights are float16 (FlashAttention-2: Dao, 2023).
     """
-    for t in range(me().thread, rows, me().block.threads):
-        for c in range(across):
-            row, at = b + c * (n + TILE_GAP), k + t * (n + TILE_GAP)
-            arena[at : at + n] += arena[p + t * (across + TILE_GAP) + c] * arena[row : row + n]
+    for t in range(me().thread, queries, me().block.threads):
+        row, seen = k + t * (d + TILE_GAP), min(across, sees + t // group)
+        if seen > 0:
+            of_keys, of_values = (_rows(arena, at, seen, d) for at in (keys, values))
+            scores = of_keys @ arena[q + t * (d + TILE_GAP) : q + t * (d + TILE_GAP) + d]
+            highest = max(arena[row + d], scores.max())
+            shrink, weights = exp(arena[row + d] - highest), exp(scores - highest)
+            arena[row : row + d] = arena[row : row + d] * shrink + weights @ of_values
+            arena[row + d + 1] = arena[row + d + 1] * shrink + weights.sum()
+            arena[row + d] = highest
+    return held
+
+
+def tile_end(arena, held, k, room, queries, d):
+    """The sums of each query, over its total, are its row of d float32 at k, ``d + TILE_GAP`` floats apart.
+
+    All lanes of the block, as :func:`tile_attend`; k is what :func:`tile_begin` was given. From `room` on there is
+    place for 16 * (d + 8) floats for each 16 queries. A barrier stands before the call, and one before anybody
+    reads the rows; there may be one within.
+    """
+    for t in range(me().thread, queries, me().block.threads):
+        row = k + t * (d + TILE_GAP)
+        arena[row : row + d] = arena[row : row + d] / arena[row + d + 1]
+
+
+def _rows(arena, at, n, d):
+    """The first n rows of a tile."""
+    return np.stack([arena[row : row + d] for row in range(at, at + n * (d + TILE_GAP), d + TILE_GAP)])
 
 
 def _stored_dot(part, x):
