@@ -50,6 +50,14 @@ COLUMNS = 32
 WAITING = 32 * TILE_LANES
 """Floats where keys and values wait on a GPU, half of them for each."""
 
+ROW, ROWS, KV_HEAD, SLOT, LENGTH = range(5)
+"""What there is to know of a tile: its first row, how many it has, the head of the keys and values; the slot of the
+request, and how many positions the last row sees."""
+NOTED = 8
+"""Words of that, at the beginning of the scratch."""
+QUERIES = SCRATCH + 32
+"""Where the queries begin in the arena."""
+
 STAGES = 2
 """Places for positions: what is multiplied, and what comes next."""
 
@@ -71,7 +79,7 @@ def pitch_of(d):
 @device
 def keys_at(d, stage):
     """Where the keys of a stage begin in the arena, behind the queries."""
-    return SCRATCH + (most_queries(d) + 2 * stage * most_positions(d)) * pitch_of(d)
+    return QUERIES + (most_queries(d) + 2 * stage * most_positions(d)) * pitch_of(d)
 
 
 @device
@@ -90,13 +98,31 @@ def arena(head_dim: int, halves: bool) -> int:
     """Floats of arena that these kernels need; `halves`: tiles are float16, as on a GPU."""
     queries, positions = most_queries(head_dim), 2 * STAGES * most_positions(head_dim)
     row = (head_dim // 2 if halves else head_dim) + TILE_GAP
-    return int(SCRATCH + (queries + positions) * row + max(WAITING, queries * (head_dim + TILE_GAP)))
+    return int(QUERIES + (queries + positions) * row + max(WAITING, queries * (head_dim + TILE_GAP)))
 
 
 def fits(config: ModelConfig) -> bool:
     """Whether these kernels serve a model's heads: their size, and that a tile has room for those of a group."""
     d, group = config.head_dim, config.heads // config.kv_heads
     return d % COLUMNS == 0 and d <= LARGEST and group <= most_queries(d)
+
+
+@device
+def of_tile(shared, model, what):
+    """What :func:`note_tile` has noted of the tile."""
+    return i64(arena_view(shared, SCRATCH, NOTED, model.eos)[what])
+
+
+@device
+def group_of(model):
+    """How many heads read the same keys and values."""
+    return divide(opaque(i64(model.heads)), i64(model.kv_heads))[0]
+
+
+@device
+def queries_of(shared, model):
+    """How many queries the tile has."""
+    return of_tile(shared, model, ROWS) * group_of(model)
 
 
 @device
@@ -118,55 +144,63 @@ def attend_in_tiles(block, plan, chunks, rows, layer, model, cache, q, attended)
 def attend_tile(block, plan, chunk, tile, across, layer, model, cache, q, attended):
     """One tile of queries over all positions that its last row sees; `across` rows are attended in all."""
     shared, d = block.shared, opaque(i64(model.head_dim))
-    part, kv_head = divide(tile, opaque(i64(model.kv_heads)))
-    most = rows_of_tile(model)
-    t0, rows = i64(plan.chunk_row[chunk]) + part * most, min(most, i64(plan.chunk_rows[chunk]) - part * most)
-    slot, length = plan.slot[t0], i64(plan.position[t0]) + rows
-    group = divide(opaque(i64(model.heads)), i64(model.kv_heads))[0]
     barrier()  # the tile before is finished with the arena
-    ask_positions(shared, cache, slot, i64(0), length, i64(0), layer, kv_head, model)
-    take_queries(shared, t0, rows * group, kv_head, model, q)
-    take_positions(shared, cache, i64(0), length, i64(0), model)
-    held = tile_begin(shared, sums_at(d), rows * group, d)
-    first, stage = i64(0), i64(0)
+    if thread_id() == 0:
+        note_tile(shared, plan, chunk, tile, model)
     barrier()
-    while first < length:
-        n = min(most_positions(d), length - first)
-        ask_positions(shared, cache, slot, first + n, length, stage ^ 1, layer, kv_head, model)
-        held = tile_attend(
-            shared, held, sums_at(d), i64(SCRATCH), rows * group, keys_at(d, stage), values_at(d, stage), n,
-            length - rows + 1 - first, group, d,
-        )  # fmt: skip
-        take_positions(shared, cache, first + n, length, stage ^ 1, model)
+    ask_positions(shared, i64(0), i64(0), layer, model, cache)
+    take_queries(shared, model, q)
+    take_positions(shared, i64(0), i64(0), model, cache)
+    held, first, stage = tile_begin(shared, sums_at(d), queries_of(shared, model), d), i32(0), i32(0)
+    barrier()
+    while first < of_tile(shared, model, LENGTH):
+        after = i32(first + i32(most_positions(opaque(i64(model.head_dim)))))
+        ask_positions(shared, i64(after), i64(stage ^ 1), layer, model, cache)
+        held = attend_stage(shared, held, i64(first), i64(stage), model)
+        take_positions(shared, i64(after), i64(stage ^ 1), model, cache)
         barrier()
-        first, stage = first + n, stage ^ 1
-    tile_end(shared, held, sums_at(d), keys_at(d, i64(0)), rows * group, d)
-    barrier()
-    query = i64(warp_id())
-    while query < rows * group:
-        t, head = divide(query, group)
-        put_attended(shared, query, d, attended, across, t0 + t, kv_head * group + head)
-        query += warps()
-
-
-@device
-def query_at(t0, query, kv_head, model):
-    """Where a query of a tile begins in the rows' queries."""
-    heads = opaque(i64(model.heads))
-    group = divide(heads, i64(model.kv_heads))[0]
-    t, head = divide(query, group)
-    return ((t0 + t) * heads + kv_head * group + head) * i64(model.head_dim)
-
-
-@device
-def take_queries(shared, t0, queries, kv_head, model, q):
-    """Queries into the arena, scaled as their scores are to be. All lanes."""
+        first, stage = after, i32(stage ^ 1)
     d = opaque(i64(model.head_dim))
+    tile_end(shared, held, sums_at(d), keys_at(d, i64(0)), queries_of(shared, model), d)
+    barrier()
+    put_attended(shared, across, model, attended)
+
+
+@device
+def note_tile(shared, plan, chunk, tile, model):
+    """What a tile is of: in the arena, since the sums take the registers. One lane."""
+    part, kv_head = divide(tile, opaque(i64(model.kv_heads)))
+    most, of = rows_of_tile(model), arena_view(shared, SCRATCH, NOTED, model.eos)
+    t0, rows = i64(plan.chunk_row[chunk]) + part * most, min(most, i64(plan.chunk_rows[chunk]) - part * most)
+    of[ROW] = i32(t0)
+    of[ROWS] = i32(rows)
+    of[KV_HEAD] = i32(kv_head)
+    of[SLOT] = i32(plan.slot[t0])
+    of[LENGTH] = i32(plan.position[t0] + rows)
+
+
+@device
+def take_queries(shared, model, q):
+    """Queries into the arena, scaled as their scores are to be. All lanes."""
+    d, group = opaque(i64(model.head_dim)), group_of(model)
     e, scale = i64(thread_id()), f32(1.0) / f32(math.sqrt(f32(d)))
-    while e < queries * (d >> 4):
+    while e < queries_of(shared, model) * (d >> 4):
         query, i = divide(e, d >> 4)
-        tile_put(shared, i64(SCRATCH), query, d, 16 * i, q, query_at(t0, query, kv_head, model) + 16 * i, scale)
+        t, head = divide(query, group)
+        row, head = of_tile(shared, model, ROW) + t, of_tile(shared, model, KV_HEAD) * group + head
+        at = (row * i64(model.heads) + head) * d + 16 * i
+        tile_put(shared, i64(QUERIES), query, d, 16 * i, q, at, scale)
         e += block_threads()
+
+
+@device
+def attend_stage(shared, held, first, stage, model):
+    """All queries and the positions of a stage, from `first` on. All lanes, as in :func:`.vocabulary.tile_attend`."""
+    d, group = opaque(i64(model.head_dim)), group_of(model)
+    rows, length = of_tile(shared, model, ROWS), of_tile(shared, model, LENGTH)
+    n, sees = min(most_positions(d), length - first), length - rows + 1 - first
+    keys, values = keys_at(d, stage), values_at(d, stage)
+    return tile_attend(shared, held, sums_at(d), i64(QUERIES), rows * group, keys, values, n, sees, group, d)
 
 
 @device
@@ -177,40 +211,47 @@ def rows_of_stage(d, first, length):
 
 
 @device
-def ask_positions(shared, cache, slot, first, length, stage, layer, kv_head, model):
+def ask_positions(shared, first, stage, layer, model, cache):
     """Begin to bring the keys and values of a stage; behind the last, the last once more, which weighs nothing.
 
     All lanes.
     """
     d, size, e = opaque(i64(model.head_dim)), i64(cache.page_size), i64(thread_id())
+    length = of_tile(shared, model, LENGTH)
     while e < rows_of_stage(d, first, length) * (d >> 4):
         row, i = divide(e, d >> 4)
         n_page, inside = divide(min(first + row, length - 1), size)
-        at = page_start(cache, model, layer, cache.table[slot, n_page], kv_head) + inside * d
+        page = cache.table[of_tile(shared, model, SLOT), n_page]
+        at = page_start(cache, model, layer, page, of_tile(shared, model, KV_HEAD)) + inside * d
         waiting = sums_at(d)
         tile_ask(shared, keys_at(d, stage), row, d, 8 * i, cache.keys, at, waiting)
-        tile_ask(shared, values_at(d, stage), row, d, 8 * i, cache.values, at, waiting + WAITING // 2)
+        tile_ask(shared, values_at(d, stage), row, d, 8 * i, cache.values, at, waiting + (WAITING >> 1))
         e += block_threads()
 
 
 @device
-def take_positions(shared, cache, first, length, stage, model):
+def take_positions(shared, first, stage, model, cache):
     """What :func:`ask_positions` has asked for is in the stage. All lanes; a barrier is to follow."""
-    d, e = opaque(i64(model.head_dim)), i64(thread_id())
+    d, e, length = opaque(i64(model.head_dim)), i64(thread_id()), of_tile(shared, model, LENGTH)
     while e < rows_of_stage(d, first, length) * (d >> 4):
         row, i = divide(e, d >> 4)
         waiting = sums_at(d)
         tile_take(shared, keys_at(d, stage), row, d, 8 * i, cache.keys, waiting)
-        tile_take(shared, values_at(d, stage), row, d, 8 * i, cache.values, waiting + WAITING // 2)
+        tile_take(shared, values_at(d, stage), row, d, 8 * i, cache.values, waiting + (WAITING >> 1))
         e += block_threads()
 
 
 @device
-def put_attended(shared, query, d, attended, across, row, head):
-    """One warp: what a query attends to, as part of a row of all heads."""
-    at = sums_at(d) + query * (d + TILE_GAP)
-    i = 4 * i64(lane_id())
-    while i < d:
-        a, b, c, e = shared[at + i], shared[at + i + 1], shared[at + i + 2], shared[at + i + 3]
-        block_put(attended, block_row_at(across, row, head * d + i), a, b, c, e)
-        i += 4 * warp_width()
+def put_attended(shared, across, model, attended):
+    """What the queries attend to, each as part of a row of all heads. A warp takes a query at a time."""
+    d, group = opaque(i64(model.head_dim)), group_of(model)
+    query = i64(warp_id())
+    while query < queries_of(shared, model):
+        t, head = divide(query, group)
+        row, head = of_tile(shared, model, ROW) + t, of_tile(shared, model, KV_HEAD) * group + head
+        at, i = sums_at(d) + query * (d + TILE_GAP), 4 * i64(lane_id())
+        while i < d:
+            a, b, c, e = shared[at + i], shared[at + i + 1], shared[at + i + 2], shared[at + i + 3]
+            block_put(attended, block_row_at(across, row, head * d + i), a, b, c, e)
+            i += 4 * warp_width()
+        query += warps()
