@@ -137,7 +137,7 @@ def model_of(shape):
 
 def in_tiles(config, target, **changes):
     made = chosen(config, target, tiles=tiles.FEW, **changes)
-    return replace(made, shared=max(made.shared, tiles.arena(config.head_dim)))
+    return replace(made, shared=max(made.shared, tiles.arena(config.head_dim, target == "cuda")))
 
 
 class StepsInTiles(Steps):
@@ -145,7 +145,7 @@ class StepsInTiles(Steps):
 
     def __init__(self, model, target, rows, **how):
         super().__init__(model, target, rows=rows, **how)
-        shared = max(self.settings.shared, tiles.arena(model[0].head_dim))
+        shared = max(self.settings.shared, tiles.arena(model[0].head_dim, target == "cuda"))
         self.settings = replace(self.settings, tiles=tiles.FEW, shared=shared)
         table = self.bench.cache.table.copy()
         self.bench = Bench(model, self.settings)
@@ -200,7 +200,7 @@ def test_what_the_tensor_cores_do_not_serve_is_computed_as_few_rows_are(changes,
     sizes = in_tiles(config, "cpu")
     assert not tiles_fit(config, weights, sizes)
     assert Bench((config, weights), sizes).model.tiles == 0
-    assert not tiles_fit(WIDE, Weights.random(WIDE), replace(sizes, shared=tiles.arena(WIDE.head_dim) - 1))
+    assert not tiles_fit(WIDE, Weights.random(WIDE), replace(sizes, shared=tiles.arena(WIDE.head_dim, halves=False) - 1))
 
 
 class Asked(Exception):

@@ -228,7 +228,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it_nor_on_blocks_nor_on_room(t
 
 def served(model, target, **changes):
     settings = chosen(model[0], target, rows=24, running=16, context=100, tiles=tiles.FEW, **changes)
-    settings = replace(settings, shared=max(settings.shared, tiles.arena(model[0].head_dim)))
+    settings = replace(settings, shared=max(settings.shared, tiles.arena(model[0].head_dim, target == "cuda")))
     return Bench(model, streaming(settings, model[0]))
 
 

@@ -69,14 +69,16 @@ from blink_ref.simt.vocabulary import (
     row_dots,
     row_dots_of_two,
     row_mix,
-    row_weigh,
     store_relaxed,
     store_release,
     sum_of_fours,
     thread_id,
-    tile_dots,
-    tile_mix,
+    tile_ask,
+    tile_attend,
+    tile_begin,
+    tile_end,
     tile_put,
+    tile_take,
     tiles_pay,
     u32,
     warp_barrier,
@@ -142,12 +144,14 @@ def use_every_word(block, floats, halves, stored, words, longs):
     block_scale(block.shared, q, floats, r, f32(2.0), floats, i, i64(64))
     if tiles_pay(halves):
         block_dots(block.shared, i64(0), halves, q, r, i64(8), floats, r, i64(64), i, i64(0), i64(64))
-    tile_put(block.shared, q, r, i64(64), i64(16), floats, i)
-    tile_put(block.shared, q, r, i64(64), i64(16), stored, i)
-    highest, total = row_weigh(block.shared, q, i64(64), r, floats[r], floats[i])
-    floats[i] += highest + total
-    tile_dots(block.shared, q, r, i64(8), r, i64(32), i64(64))
-    tile_mix(block.shared, q, r, i64(8), i64(32), r, i64(64))
+    tile_put(block.shared, q, r, i64(64), i64(16), floats, i, f32(0.5))
+    tile_ask(block.shared, q, r, i64(64), i64(16), floats, i, i64(64))
+    tile_ask(block.shared, q, r, i64(64), i64(16), stored, i, i64(64))
+    tile_take(block.shared, q, r, i64(64), i64(16), floats, i64(64))
+    tile_take(block.shared, q, r, i64(64), i64(16), stored, i64(64))
+    held = tile_begin(block.shared, q, i, i64(64))
+    held = tile_attend(block.shared, held, q, q, i, r, r, i64(40), q, i64(2), i64(64))
+    tile_end(block.shared, held, q, r, i, i64(64))
     block_put(floats, packed_floats(q), floats[i], floats[r], f32(1.0), f32(2.0))
     fragment_put(floats, packed_floats(q), floats[i], floats[r], f32(1.0), f32(2.0))
     fragment_dots(block.shared, q, arena_view(block.shared, i64(4), i64(8), halves), r, i64(3), floats, r, q, True)

@@ -222,7 +222,7 @@ def run(seed: int) -> list[Count]:
     if in_tiles:  # a block that computes alone has more than one tile
         parts = flash_decoding.arena(MODEL.head_dim) - flash_decoding.WEIGHTS  # for more than there are
         few = stream.arena(IN_TILES, WARPS, MODEL.head_dim, PAGE_SIZE) + parts
-        shared = max(tiles.arena(MODEL.head_dim), few)
+        shared = max(tiles.arena(MODEL.head_dim, halves=False), few)
         settings = replace(settings, blocks=SETTINGS.blocks, shared=shared, stream_rows=IN_TILES)
     layout = replace(memory.window_layout(MODEL, settings), outbox=OUTBOX, events=1 << 11)
     nic_half, gpu_half = np.zeros((), layout.nic_half), np.zeros((), layout.gpu_half)

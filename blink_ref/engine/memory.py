@@ -82,7 +82,7 @@ def device_model(
 def tiles_fit(config: ModelConfig, weights: Weights, settings: Settings) -> bool:
     """Whether steps of many rows can be computed in tiles."""
     listed = settings.running <= MOST_LISTED
-    return listed and tiles.fits(config, weights.flat.dtype, settings.shared)
+    return listed and tiles.fits(config, weights.flat.dtype, settings.shared, settings.target == "cuda")
 
 
 def stream_fits(config: ModelConfig, weights: Weights, settings: Settings) -> bool:

@@ -39,7 +39,7 @@ from ..simt.vocabulary import (
 from .attention import page_start
 from .packing import block_row_at
 from .staging import ENTRY, LISTED, SCRATCH, WORK
-from .work_list import FIRST_TILE, entry_of, most_queries, rows_of_tile
+from .work_list import FIRST_ITEM, FIRST_TILE, LENGTH, ROW, SLOT, entry_of, most_queries, rows_of_tile
 
 LARGEST = 256
 """Most elements of a head."""
@@ -50,11 +50,11 @@ COLUMNS = 32
 WAITING = 32 * TILE_LANES
 """Floats where keys and values wait on a GPU, half of them for each."""
 
-ROW, ROWS, KV_HEAD, SLOT, LENGTH = range(5)
-"""What there is to know of a tile: its first row, how many it has, the head of the keys and values; the slot of the
-request, and how many positions the last row sees."""
+ROWS, KV_HEAD = FIRST_ITEM, FIRST_TILE
+"""A tile is noted as an entry of the list is (see work_list.py): its first ROW, the LENGTH that its last row sees, its
+SLOT; and in place of the other two, how many rows it has, and which head of keys and values."""
 NOTED = 8
-"""Words of that, at the beginning of the scratch."""
+"""Words of that, at the beginning of the scratch; an entry has fewer."""
 QUERIES = SCRATCH + 32
 """Where the queries begin in the arena."""
 
@@ -77,21 +77,16 @@ def pitch_of(d):
 
 
 @device
-def keys_at(d, stage):
-    """Where the keys of a stage begin in the arena, behind the queries."""
-    return QUERIES + (most_queries(d) + 2 * stage * most_positions(d)) * pitch_of(d)
-
-
-@device
-def values_at(d, stage):
-    """Where its values begin."""
-    return keys_at(d, stage) + most_positions(d) * pitch_of(d)
+def stage_at(d, first):
+    """Where the keys of positions from `first` on lie in the arena, and behind them the values: two stages by turns."""
+    most, at = most_positions(d), QUERIES + most_queries(d) * pitch_of(d)
+    return at + (2 * most * pitch_of(d) if (first & most) > 0 else i64(0))
 
 
 @device
 def sums_at(d):
     """Where the sums begin. On a GPU that is where keys and values wait: it has sums only when all is done."""
-    return keys_at(d, i64(STAGES))
+    return QUERIES + (most_queries(d) + 2 * STAGES * most_positions(d)) * pitch_of(d)
 
 
 def arena(head_dim: int, halves: bool) -> int:
@@ -134,49 +129,49 @@ def attend_in_tiles(block, plan, chunks, rows, layer, model, cache, q, attended)
     """
     work, tile = arena_view(block.shared, WORK, LISTED, model.eos), i32(block.id)
     while tile < work[ENTRY * chunks + FIRST_TILE]:
-        chunk = entry_of(work, chunks, FIRST_TILE, tile)
-        before = work[ENTRY * chunk + FIRST_TILE]
-        attend_tile(block, plan, chunk, i64(tile - before), rows, layer, model, cache, q, attended)
+        attend_tile(block, chunks, tile, rows, layer, model, cache, q, attended)
         tile = i32(tile + block.blocks)
 
 
 @device
-def attend_tile(block, plan, chunk, tile, across, layer, model, cache, q, attended):
+def attend_tile(block, chunks, tile, across, layer, model, cache, q, attended):
     """One tile of queries over all positions that its last row sees; `across` rows are attended in all."""
     shared, d = block.shared, opaque(i64(model.head_dim))
     barrier()  # the tile before is finished with the arena
     if thread_id() == 0:
-        note_tile(shared, plan, chunk, tile, model)
+        note_tile(shared, chunks, tile, model)
     barrier()
-    ask_positions(shared, i64(0), i64(0), layer, model, cache)
+    ask_positions(shared, i64(0), layer, model, cache)
     take_queries(shared, model, q)
-    take_positions(shared, i64(0), i64(0), model, cache)
-    held, first, stage = tile_begin(shared, sums_at(d), queries_of(shared, model), d), i32(0), i32(0)
+    take_positions(shared, i64(0), model, cache)
+    held, first = tile_begin(shared, sums_at(d), queries_of(shared, model), d), i32(0)
     barrier()
     while first < of_tile(shared, model, LENGTH):
         after = i32(first + i32(most_positions(opaque(i64(model.head_dim)))))
-        ask_positions(shared, i64(after), i64(stage ^ 1), layer, model, cache)
-        held = attend_stage(shared, held, i64(first), i64(stage), model)
-        take_positions(shared, i64(after), i64(stage ^ 1), model, cache)
+        ask_positions(shared, i64(after), layer, model, cache)
+        held = attend_stage(shared, held, i64(first), model)
+        take_positions(shared, i64(after), model, cache)
         barrier()
-        first, stage = after, i32(stage ^ 1)
+        first = after
     d = opaque(i64(model.head_dim))
-    tile_end(shared, held, sums_at(d), keys_at(d, i64(0)), queries_of(shared, model), d)
+    tile_end(shared, held, sums_at(d), stage_at(d, i64(0)), queries_of(shared, model), d)
     barrier()
     put_attended(shared, across, model, attended)
 
 
 @device
-def note_tile(shared, plan, chunk, tile, model):
+def note_tile(shared, chunks, tile, model):
     """What a tile is of: in the arena, since the sums take the registers. One lane."""
-    part, kv_head = divide(tile, opaque(i64(model.kv_heads)))
-    most, of = rows_of_tile(model), arena_view(shared, SCRATCH, NOTED, model.eos)
-    t0, rows = i64(plan.chunk_row[chunk]) + part * most, min(most, i64(plan.chunk_rows[chunk]) - part * most)
-    of[ROW] = i32(t0)
+    work, of = arena_view(shared, WORK, LISTED, model.eos), arena_view(shared, SCRATCH, NOTED, model.eos)
+    entry = ENTRY * entry_of(work, chunks, FIRST_TILE, tile)
+    part, kv_head = divide(i64(tile - work[entry + FIRST_TILE]), opaque(i64(model.kv_heads)))
+    before = part * rows_of_tile(model)
+    rows = min(rows_of_tile(model), work[entry + ENTRY + ROW] - work[entry + ROW] - before)
+    of[ROW] = i32(work[entry + ROW] + before)
     of[ROWS] = i32(rows)
     of[KV_HEAD] = i32(kv_head)
-    of[SLOT] = i32(plan.slot[t0])
-    of[LENGTH] = i32(plan.position[t0] + rows)
+    of[SLOT] = i32(work[entry + SLOT])
+    of[LENGTH] = i32(work[entry + LENGTH] - 1 + before + rows)
 
 
 @device
@@ -194,12 +189,12 @@ def take_queries(shared, model, q):
 
 
 @device
-def attend_stage(shared, held, first, stage, model):
+def attend_stage(shared, held, first, model):
     """All queries and the positions of a stage, from `first` on. All lanes, as in :func:`.vocabulary.tile_attend`."""
     d, group = opaque(i64(model.head_dim)), group_of(model)
     rows, length = of_tile(shared, model, ROWS), of_tile(shared, model, LENGTH)
     n, sees = min(most_positions(d), length - first), length - rows + 1 - first
-    keys, values = keys_at(d, stage), values_at(d, stage)
+    keys, values = stage_at(d, first), stage_at(d, first) + most_positions(d) * pitch_of(d)
     return tile_attend(shared, held, sums_at(d), i64(QUERIES), rows * group, keys, values, n, sees, group, d)
 
 
@@ -211,8 +206,8 @@ def rows_of_stage(d, first, length):
 
 
 @device
-def ask_positions(shared, first, stage, layer, model, cache):
-    """Begin to bring the keys and values of a stage; behind the last, the last once more, which weighs nothing.
+def ask_positions(shared, first, layer, model, cache):
+    """Begin to bring the keys and values from `first` on to their stage; behind the last, the last once more, which weighs nothing.
 
     All lanes.
     """
@@ -223,21 +218,21 @@ def ask_positions(shared, first, stage, layer, model, cache):
         n_page, inside = divide(min(first + row, length - 1), size)
         page = cache.table[of_tile(shared, model, SLOT), n_page]
         at = page_start(cache, model, layer, page, of_tile(shared, model, KV_HEAD)) + inside * d
-        waiting = sums_at(d)
-        tile_ask(shared, keys_at(d, stage), row, d, 8 * i, cache.keys, at, waiting)
-        tile_ask(shared, values_at(d, stage), row, d, 8 * i, cache.values, at, waiting + (WAITING >> 1))
+        to, waiting = stage_at(d, first), sums_at(d)
+        tile_ask(shared, to, row, d, 8 * i, cache.keys, at, waiting)
+        tile_ask(shared, to, most_positions(d) + row, d, 8 * i, cache.values, at, waiting + (WAITING >> 1))
         e += block_threads()
 
 
 @device
-def take_positions(shared, first, stage, model, cache):
+def take_positions(shared, first, model, cache):
     """What :func:`ask_positions` has asked for is in the stage. All lanes; a barrier is to follow."""
     d, e, length = opaque(i64(model.head_dim)), i64(thread_id()), of_tile(shared, model, LENGTH)
     while e < rows_of_stage(d, first, length) * (d >> 4):
         row, i = divide(e, d >> 4)
-        waiting = sums_at(d)
-        tile_take(shared, keys_at(d, stage), row, d, 8 * i, cache.keys, waiting)
-        tile_take(shared, values_at(d, stage), row, d, 8 * i, cache.values, waiting + (WAITING >> 1))
+        to, waiting = stage_at(d, first), sums_at(d)
+        tile_take(shared, to, row, d, 8 * i, cache.keys, waiting)
+        tile_take(shared, to, most_positions(d) + row, d, 8 * i, cache.values, waiting + (WAITING >> 1))
         e += block_threads()
 
 

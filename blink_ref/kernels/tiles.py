@@ -57,14 +57,14 @@ PAIRS = FRAGMENT >> 1
 """Outputs of a strip's first half, to each of which belongs one of the second."""
 
 
-def arena(head_dim: int) -> int:
-    """Floats of arena that these kernels need, and attention in tiles."""
-    return max(SCRATCH + DOTS_FLOATS, flash.arena(head_dim))
+def arena(head_dim: int, halves: bool) -> int:
+    """Floats of arena that these kernels need, and attention in tiles; `halves`: see there."""
+    return max(SCRATCH + DOTS_FLOATS, flash.arena(head_dim, halves))
 
 
-def fits(config: ModelConfig, dtype: np.dtype, shared: int) -> bool:
+def fits(config: ModelConfig, dtype: np.dtype, shared: int, halves: bool) -> bool:
     """Whether these kernels, and attention in tiles, serve a model, with `shared` floats of arena."""
-    return packing.fits(config, dtype) and flash.fits(config) and shared >= arena(config.head_dim)
+    return packing.fits(config, dtype) and flash.fits(config) and shared >= arena(config.head_dim, halves)
 
 
 @device

@@ -23,7 +23,8 @@ def list_work(block, plan, n, of_rows, in_items, model):
 
     `in_items`: that of single rows is cut in items.
 
-    All lanes; a barrier is to follow. Behind the last entry lies one that has neither items nor tiles.
+    All lanes; a barrier is to follow. Behind the last entry lies one that has neither items nor tiles, and no rows:
+    its first row is behind those of all others, which follow each other.
     """
     work, i = arena_view(block.shared, WORK, LISTED, model.eos), i64(thread_id())
     while i < n:
@@ -38,6 +39,8 @@ def list_work(block, plan, n, of_rows, in_items, model):
         work[ENTRY * i + SLOT] = i32(plan.slot[row])
         work[ENTRY * i + FIRST_ITEM] = i32(items * opaque(i64(model.kv_heads)))
         work[ENTRY * i + FIRST_TILE] = i32(tiles * opaque(i64(model.kv_heads)))
+        if i == n - 1:
+            work[ENTRY * n + ROW] = i32(row + rows)
         i += block_threads()
     barrier()
     if thread_id() == 0:

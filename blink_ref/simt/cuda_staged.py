@@ -204,6 +204,12 @@ def _scores(at, to, pitch, steps):
 
 
 @cuda.jit(device=True)
+def _seen(sees, group, query):
+    """How many positions a query sees."""
+    return i32(sees + i32(divide(i64(query), i64(group))[0]))
+
+
+@cuda.jit(device=True)
 def _hide(s, position, seen, seen_below):
     """Scores at a position and the one behind it, as far as each of the two queries sees."""
     a = s[0] if position < seen else HIDDEN
@@ -256,16 +262,16 @@ def _highest(a, b, c, e):
 
 
 @cuda.jit(device=True)
-def _attend(arena, held, q, queries, keys, values, across, sees, group, d):
+def _attend(arena, held, q, keys, values, sizes):
     """:func:`.vocabulary.tile_attend` on tensor cores: one warp, what is its own."""
     s0, s1, s2, s3, (m, m_below, total, total_below) = held
+    queries, end, sees, group, d = sizes
     query, first, step, column, wide = _shares(d)
-    pitch, lane, end = _pitch(d), u32(lane_id()), i32(across)
+    pitch, lane = _pitch(d), u32(lane_id())
     if query >= queries or wide <= 0:
         end = i32(0)
-    elif sees < across:  # not all rows see all positions
-        last = min(i64(query) + 15, queries - 1)
-        end = min(end, i32(sees + divide(last, group)[0]))
+    elif sees < end:  # not all rows see all positions
+        end = min(end, _seen(sees, group, min(i32(query + 15), i32(queries - 1))))
     # of the matrices that a load reads, the lane's rows and pieces of 16 bytes: of queries and values, rows 0 to 15
     # with their first piece, then with their second; of keys, rows 0 to 7 with either piece, then rows 8 to 15
     low, high = lane & u32(15), (lane >> u32(4)) << u32(4)
@@ -275,10 +281,10 @@ def _attend(arena, held, q, queries, keys, values, across, sees, group, d):
     at_k = u32(shared_address(arena, keys) + (u32(first) + low) * pitch + high)
     while first < end:
         _keep_rolled()
-        a, b, c, e = _scores(at_q, at_k, pitch, i32(i64(d) >> 4))
+        a, b, c, e = _scores(at_q, at_k, pitch, i32(d >> 4))
         if i32(first + 32) > sees:
-            here, row = i32(first + i32(lane_id() & 3) * 2), i64(query) + (lane_id() >> 2)
-            seen, seen_below = i32(sees + divide(row, group)[0]), i32(sees + divide(row + 8, group)[0])
+            here, row = i32(first + i32(lane_id() & 3) * 2), i32(_shares(d)[0] + i32(lane_id() >> 2))
+            seen, seen_below = _seen(sees, group, row), _seen(sees, group, i32(row + 8))
             a, b = _hide(a, here, seen, seen_below), _hide(b, i32(here + 8), seen, seen_below)
             c, e = _hide(c, i32(here + 16), seen, seen_below), _hide(e, i32(here + 24), seen, seen_below)
         highest = max(_highest(a[0], a[1], b[0], b[1]), _highest(c[0], c[1], e[0], e[1]))
@@ -310,7 +316,8 @@ def _attend(arena, held, q, queries, keys, values, across, sees, group, d):
 def _(arena, held, k, q, queries, keys, values, across, sees, group, d):
     def tile_attend(arena, held, k, q, queries, keys, values, across, sees, group, d):
         if has_tensor_cores():
-            held = _attend(arena, held, q, queries, keys, values, across, i32(sees), group, d)
+            sizes = i32(queries), i32(across), i32(sees), i32(group), i32(d)
+            held = _attend(arena, held, q, keys, values, sizes)
         else:
             _attend_plainly(arena, i64(0), k, q, queries, keys, values, across, sees, group, d)
         return held
