@@ -13,7 +13,7 @@ from numba import types
 from . import plain_tiles
 from . import vocabulary as words
 from .cuda_heads import _end_of_group, _max_of_quad, _sum_of_quad, _wait_for_all
-from .cuda_loops import _fma, _four, _keep_rolled, _store_four
+from .cuda_loops import _four, _keep_rolled, _store_four
 from .cuda_tensor import (
     copy_piece,
     has_tensor_cores,
@@ -46,9 +46,10 @@ from .vocabulary import (
     warp_id,
 )
 
+LOG2_E = f32(1.4426950408889634)
+"""Queries are scaled by it too, so that weights are powers of two."""
 HIDDEN = f32(-np.inf)
 """In place of the score of a position that a query does not see."""
-LOG2_E = f32(1.4426950408889634)
 
 _put_plainly, _ask_plainly, _begin_plainly, _attend_plainly, _end_plainly = (
     cuda.jit(device=True)(plain_tiles.WORDS[word])
@@ -82,7 +83,7 @@ def _scaled(x, j, scale):
 def _(arena, k, t, n, i, x, j, scale):
     def tile_put(arena, k, t, n, i, x, j, scale):
         if has_tensor_cores():
-            at = u32(shared_address(arena, k) + u32(t) * _pitch(n) + u32(2 * i))
+            at, scale = u32(shared_address(arena, k) + u32(t) * _pitch(n) + u32(2 * i)), f32(scale * LOG2_E)
             _store_eight(at, _scaled(x, j, scale), _scaled(x, j + 4, scale))
             _store_eight(u32(at + u32(16)), _scaled(x, j + 8, scale), _scaled(x, j + 12, scale))
         else:
@@ -220,10 +221,10 @@ def _hide(s, position, seen, seen_below):
 
 
 @cuda.jit(device=True)
-def _weights(s, least, least_below):
-    """What four scores become, given the maxima, negative and as powers of two."""
-    a, b = power_of_two(_fma(s[0], LOG2_E, least)), power_of_two(_fma(s[1], LOG2_E, least))
-    return a, b, power_of_two(_fma(s[2], LOG2_E, least_below)), power_of_two(_fma(s[3], LOG2_E, least_below))
+def _weights(s, m, m_below):
+    """What four scores become."""
+    a, b = power_of_two(s[0] - m), power_of_two(s[1] - m)
+    return a, b, power_of_two(s[2] - m_below), power_of_two(s[3] - m_below)
 
 
 @cuda.jit(device=True)
@@ -291,13 +292,12 @@ def _attend(arena, held, q, keys, values, sizes):
         highest_below = max(_highest(a[2], a[3], b[2], b[3]), _highest(c[2], c[3], e[2], e[3]))
         highest, highest_below = max(m, _max_of_quad(highest)), max(m_below, _max_of_quad(highest_below))
         if cuda.any_sync(FULL_WARP, highest > m or highest_below > m_below):
-            by, by_below = power_of_two((m - highest) * LOG2_E), power_of_two((m_below - highest_below) * LOG2_E)
+            by, by_below = power_of_two(m - highest), power_of_two(m_below - highest_below)
             s0, s1 = _shrink(s0, by, by_below), _shrink(s1, by, by_below)
             s2, s3 = _shrink(s2, by, by_below), _shrink(s3, by, by_below)
             m, m_below, total, total_below = highest, highest_below, total * by, total_below * by_below
-        least, least_below = -m * LOG2_E, -m_below * LOG2_E
-        a, b = _weights(a, least, least_below), _weights(b, least, least_below)
-        c, e = _weights(c, least, least_below), _weights(e, least, least_below)
+        a, b = _weights(a, m, m_below), _weights(b, m, m_below)
+        c, e = _weights(c, m, m_below), _weights(e, m, m_below)
         total += ((a[0] + a[1]) + (b[0] + b[1])) + ((c[0] + c[1]) + (e[0] + e[1]))
         total_below += ((a[2] + a[3]) + (b[2] + b[3])) + ((c[2] + c[3]) + (e[2] + e[3]))
         near, far, below = _narrow_weights(a, b), _narrow_weights(c, e), u32(u32(16) * pitch)
@@ -389,8 +389,8 @@ def _add_all(arena, at, held, wide):
     s0, s1, s2, s3, (m, m_below, total, total_below) = held
     its_m, its_m_below, its_total, its_total_below = _four(arena, at)
     highest, highest_below = max(m, its_m), max(m_below, its_m_below)
-    mine, mine_below = power_of_two((m - highest) * LOG2_E), power_of_two((m_below - highest_below) * LOG2_E)
-    its, its_below = power_of_two((its_m - highest) * LOG2_E), power_of_two((its_m_below - highest_below) * LOG2_E)
+    mine, mine_below = power_of_two(m - highest), power_of_two(m_below - highest_below)
+    its, its_below = power_of_two(its_m - highest), power_of_two(its_m_below - highest_below)
     scale, scale_below = total * mine + its_total * its, total_below * mine_below + its_total_below * its_below
     mine, its, mine_below, its_below = mine / scale, its / scale, mine_below / scale_below, its_below / scale_below
     s0 = _add(arena, at + 128, s0, mine, mine_below, its, its_below)
