@@ -39,7 +39,7 @@ from ..simt.vocabulary import (
 from .attention import page_start
 from .packing import block_row_at
 from .staging import ENTRY, LISTED, SCRATCH, WORK
-from .work_list import FIRST_ITEM, FIRST_TILE, LENGTH, ROW, SLOT, entry_of, most_queries, rows_of_tile
+from .work_list import FIRST_TILE, LENGTH, ROW, SLOT, entry_of, most_queries, rows_of_tile
 
 LARGEST = 256
 """Most elements of a head."""
@@ -50,11 +50,11 @@ COLUMNS = 32
 WAITING = 32 * TILE_LANES
 """Floats where keys and values wait on a GPU, half of them for each."""
 
-ROWS, KV_HEAD = FIRST_ITEM, FIRST_TILE
+ROWS, KV_HEAD, GROUP = range(ENTRY, ENTRY + 3)
 """A tile is noted as an entry of the list is (see work_list.py): its first ROW, the LENGTH that its last row sees, its
-SLOT; and in place of the other two, how many rows it has, and which head of keys and values."""
-NOTED = 8
-"""Words of that, at the beginning of the scratch; an entry has fewer."""
+SLOT. Behind that lies how many rows it has, which head of keys and values, and how many heads read that."""
+NOTED = ENTRY + 3
+"""Words of it, at the beginning of the scratch."""
 QUERIES = SCRATCH + 32
 """Where the queries begin in the arena."""
 
@@ -109,15 +109,9 @@ def of_tile(shared, model, what):
 
 
 @device
-def group_of(model):
-    """How many heads read the same keys and values."""
-    return divide(opaque(i64(model.heads)), i64(model.kv_heads))[0]
-
-
-@device
 def queries_of(shared, model):
     """How many queries the tile has."""
-    return of_tile(shared, model, ROWS) * group_of(model)
+    return of_tile(shared, model, ROWS) * of_tile(shared, model, GROUP)
 
 
 @device
@@ -143,16 +137,17 @@ def attend_tile(block, chunks, tile, across, layer, model, cache, q, attended):
     barrier()
     ask_positions(shared, i64(0), layer, model, cache)
     take_queries(shared, model, q)
-    take_positions(shared, i64(0), model, cache)
+    take_positions(shared, i64(0), layer, model, cache)
+    ask_positions(shared, most_positions(d), layer, model, cache)
     held, first = tile_begin(shared, sums_at(d), queries_of(shared, model), d), i32(0)
     barrier()
     while first < of_tile(shared, model, LENGTH):
-        after = i32(first + i32(most_positions(opaque(i64(model.head_dim)))))
-        ask_positions(shared, i64(after), layer, model, cache)
         held = attend_stage(shared, held, i64(first), model)
-        take_positions(shared, i64(after), model, cache)
+        most = most_positions(opaque(i64(model.head_dim)))
+        first = i32(first + most)
+        take_positions(shared, i64(first), layer, model, cache)
+        ask_positions(shared, first + most, layer, model, cache)
         barrier()
-        first = after
     d = opaque(i64(model.head_dim))
     tile_end(shared, held, sums_at(d), stage_at(d, i64(0)), queries_of(shared, model), d)
     barrier()
@@ -170,6 +165,7 @@ def note_tile(shared, chunks, tile, model):
     of[ROW] = i32(work[entry + ROW] + before)
     of[ROWS] = i32(rows)
     of[KV_HEAD] = i32(kv_head)
+    of[GROUP] = i32(divide(opaque(i64(model.heads)), i64(model.kv_heads))[0])
     of[SLOT] = i32(work[entry + SLOT])
     of[LENGTH] = i32(work[entry + LENGTH] - 1 + before + rows)
 
@@ -177,7 +173,7 @@ def note_tile(shared, chunks, tile, model):
 @device
 def take_queries(shared, model, q):
     """Queries into the arena, scaled as their scores are to be. All lanes."""
-    d, group = opaque(i64(model.head_dim)), group_of(model)
+    d, group = opaque(i64(model.head_dim)), of_tile(shared, model, GROUP)
     e, scale = i64(thread_id()), f32(1.0) / f32(math.sqrt(f32(d)))
     while e < queries_of(shared, model) * (d >> 4):
         query, i = divide(e, d >> 4)
@@ -191,11 +187,17 @@ def take_queries(shared, model, q):
 @device
 def attend_stage(shared, held, first, model):
     """All queries and the positions of a stage, from `first` on. All lanes, as in :func:`.vocabulary.tile_attend`."""
-    d, group = opaque(i64(model.head_dim)), group_of(model)
+    d, group = opaque(i64(model.head_dim)), of_tile(shared, model, GROUP)
     rows, length = of_tile(shared, model, ROWS), of_tile(shared, model, LENGTH)
     n, sees = min(most_positions(d), length - first), length - rows + 1 - first
     keys, values = stage_at(d, first), stage_at(d, first) + most_positions(d) * pitch_of(d)
     return tile_attend(shared, held, sums_at(d), i64(QUERIES), rows * group, keys, values, n, sees, group, d)
+
+
+@device
+def lanes_of_row(d):
+    """As a power of two, how many lanes bring a row, with 16 elements each: a few have none."""
+    return i64(d > 32) + i64(d > 64) + i64(d > 128) + 1
 
 
 @device
@@ -206,40 +208,46 @@ def rows_of_stage(d, first, length):
 
 
 @device
-def ask_positions(shared, first, layer, model, cache):
-    """Begin to bring the keys and values from `first` on to their stage; behind the last, the last once more, which weighs nothing.
+def position_at(shared, position, layer, model, cache):
+    """Where the keys, and the values, of a position begin in the cache; behind the last position, those of the last."""
+    length, d = of_tile(shared, model, LENGTH), i64(model.head_dim)
+    n_page, inside = divide(min(position, length - 1), i64(cache.page_size))
+    page = cache.table[of_tile(shared, model, SLOT), n_page]
+    return page_start(cache, model, layer, page, of_tile(shared, model, KV_HEAD)) + inside * d
 
-    All lanes.
-    """
-    d, size, e = opaque(i64(model.head_dim)), i64(cache.page_size), i64(thread_id())
-    length = of_tile(shared, model, LENGTH)
-    while e < rows_of_stage(d, first, length) * (d >> 4):
-        row, i = divide(e, d >> 4)
-        n_page, inside = divide(min(first + row, length - 1), size)
-        page = cache.table[of_tile(shared, model, SLOT), n_page]
-        at = page_start(cache, model, layer, page, of_tile(shared, model, KV_HEAD)) + inside * d
-        to, waiting = stage_at(d, first), sums_at(d)
-        tile_ask(shared, to, row, d, 8 * i, cache.keys, at, waiting)
-        tile_ask(shared, to, most_positions(d) + row, d, 8 * i, cache.values, at, waiting + (WAITING >> 1))
+
+@device
+def ask_positions(shared, first, layer, model, cache):
+    """Begin to bring the keys and values of the positions from `first` on, as many as a stage has. All lanes."""
+    d, e, of_row = opaque(i64(model.head_dim)), i64(thread_id()), lanes_of_row(opaque(i64(model.head_dim)))
+    while (e >> of_row) < rows_of_stage(d, first, of_tile(shared, model, LENGTH)):
+        row, i = e >> of_row, e & ((1 << of_row) - 1)
+        if i < d >> 4:
+            at, waiting = position_at(shared, first + row, layer, model, cache), sums_at(d)
+            tile_ask(shared, waiting, d, 8 * i, cache.keys, at)
+            tile_ask(shared, waiting + (WAITING >> 1), d, 8 * i, cache.values, at)
         e += block_threads()
 
 
 @device
-def take_positions(shared, first, model, cache):
-    """What :func:`ask_positions` has asked for is in the stage. All lanes; a barrier is to follow."""
-    d, e, length = opaque(i64(model.head_dim)), i64(thread_id()), of_tile(shared, model, LENGTH)
-    while e < rows_of_stage(d, first, length) * (d >> 4):
-        row, i = divide(e, d >> 4)
-        to, waiting = stage_at(d, first), sums_at(d)
-        tile_take(shared, to, row, d, 8 * i, cache.keys, waiting)
-        tile_take(shared, to, most_positions(d) + row, d, 8 * i, cache.values, waiting + (WAITING >> 1))
+def take_positions(shared, first, layer, model, cache):
+    """What :func:`ask_positions` has asked for is in the stage, and behind the last position that once more, which
+    weighs nothing. All lanes; a barrier is to follow."""
+    d, e, of_row = opaque(i64(model.head_dim)), i64(thread_id()), lanes_of_row(opaque(i64(model.head_dim)))
+    while (e >> of_row) < rows_of_stage(d, first, of_tile(shared, model, LENGTH)):
+        row, i = e >> of_row, e & ((1 << of_row) - 1)
+        if i < d >> 4:
+            at, waiting = position_at(shared, first + row, layer, model, cache), sums_at(d)
+            keys, values = stage_at(d, first), stage_at(d, first) + most_positions(d) * pitch_of(d)
+            tile_take(shared, keys, row, d, 8 * i, cache.keys, at, waiting)
+            tile_take(shared, values, row, d, 8 * i, cache.values, at, waiting + (WAITING >> 1))
         e += block_threads()
 
 
 @device
 def put_attended(shared, across, model, attended):
     """What the queries attend to, each as part of a row of all heads. A warp takes a query at a time."""
-    d, group = opaque(i64(model.head_dim)), group_of(model)
+    d, group = opaque(i64(model.head_dim)), of_tile(shared, model, GROUP)
     query = i64(warp_id())
     while query < queries_of(shared, model):
         t, head = divide(query, group)

@@ -51,9 +51,9 @@ LOG2_E = f32(1.4426950408889634)
 HIDDEN = f32(-np.inf)
 """In place of the score of a position that a query does not see."""
 
-_put_plainly, _ask_plainly, _begin_plainly, _attend_plainly, _end_plainly = (
+_put_plainly, _take_plainly, _begin_plainly, _attend_plainly, _end_plainly = (
     cuda.jit(device=True)(plain_tiles.WORDS[word])
-    for word in (words.tile_put, words.tile_ask, words.tile_begin, words.tile_attend, words.tile_end)
+    for word in (words.tile_put, words.tile_take, words.tile_begin, words.tile_attend, words.tile_end)
 )
 
 
@@ -133,28 +133,28 @@ def _take_floats(place, at, half):
 
 
 @define_by(words.tile_ask)
-def _(arena, k, t, n, i, x, j, waiting):
+def _(arena, waiting, n, i, x, j):
     copy = _copy_halves if x.dtype == types.uint16 else _copy_floats
 
-    def tile_ask(arena, k, t, n, i, x, j, waiting):
+    def tile_ask(arena, waiting, n, i, x, j):
         if has_tensor_cores():
             copy(u32(shared_address(arena, waiting) + u32(thread_id()) * u32(16)), x, j + i, i64(n) >> 1)
             _end_of_group()
-        else:
-            _ask_plainly(arena, k, t, n, i, x, j, waiting)
 
     return tile_ask
 
 
 @define_by(words.tile_take)
-def _(arena, k, t, n, i, x, waiting):
+def _(arena, k, t, n, i, x, j, waiting):
     take = _take_halves if x.dtype == types.uint16 else _take_floats
 
-    def tile_take(arena, k, t, n, i, x, waiting):
+    def tile_take(arena, k, t, n, i, x, j, waiting):
         if has_tensor_cores():
             _wait_for_all()
             at = u32(shared_address(arena, k) + u32(t) * _pitch(n) + u32(2 * i))
             take(u32(shared_address(arena, waiting) + u32(thread_id()) * u32(16)), at, u32(n))
+        else:
+            _take_plainly(arena, k, t, n, i, x, j, waiting)
 
     return tile_take
 

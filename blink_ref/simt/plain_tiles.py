@@ -13,15 +13,15 @@ def put(arena, k, t, n, i, x, j, scale):
         arena[at + m] = x[j + m] * scale
 
 
-def ask(arena, k, t, n, i, x, j, waiting):
+def ask(arena, waiting, n, i, x, j):
+    pass
+
+
+def take(arena, k, t, n, i, x, j, waiting):
     at, half = k + t * (n + TILE_GAP) + i, i64(n) >> 1
     for m in range(8):
         arena[at + m] = widen(x[j + i + m])
         arena[at + half + m] = widen(x[j + i + half + m])
-
-
-def take(arena, k, t, n, i, x, waiting):
-    pass
 
 
 def begin(arena, k, queries, d):

@@ -601,22 +601,21 @@ TILE_LANES = 512
 """Lanes of a block that asks for tiles, on CUDA."""
 
 
-def tile_ask(arena, k, t, n, i, x, j, waiting):
-    """Begin to bring numbers i to i + 7, and as many from i + n / 2 on, of row t of the tile at k. One lane.
+def tile_ask(arena, waiting, n, i, x, j):
+    """Begin to bring numbers i to i + 7, and as many from i + n / 2 on, of the row of n numbers at ``x[j]``. One lane.
 
-    They are those of the row of n numbers at ``x[j]``, float32, or bfloat16 as uint16 bits, which the kernel may
-    have written. They are there once the lane has called :func:`tile_take`, with the same arguments. Meanwhile
-    they are in a place of the lane's, from ``arena[waiting]`` on: of 16 floats for each of TILE_LANES lanes, or 8
-    if they are bfloat16. A lane has one there at a time. i and j are multiples of 8, `waiting` of 4; else as
-    :func:`tile_put`. CUDA: asynchronously. Elsewhere it is all done here.
+    They are float32, or bfloat16 as uint16 bits, and the kernel may have written them. They come to a place of the
+    lane's, from ``arena[waiting]`` on: of 16 floats for each of TILE_LANES lanes, or 8 if they are bfloat16. A lane
+    has one there at a time, until :func:`tile_take`. i and j are multiples of 8, n of 32, `waiting` of 4. CUDA:
+    asynchronously. Elsewhere it does nothing, and that word does all.
     """
+
+
+def tile_take(arena, k, t, n, i, x, j, waiting):
+    """What the lane has asked for last, by :func:`tile_ask`, is of row t of the tile at k: see :func:`tile_put`."""
     for first in (i, i + n // 2):
         at = k + t * (n + TILE_GAP) + first
         arena[at : at + 8] = _floats(x[j + first : j + first + 8])
-
-
-def tile_take(arena, k, t, n, i, x, waiting):
-    """What this lane has asked for by :func:`tile_ask`, with these arguments, is in the tile. One lane."""
 
 
 LOWEST = f32(-1e30)
