@@ -36,7 +36,6 @@ from ..simt.vocabulary import (
     warp_width,
     warps,
 )
-from .attention import page_start
 from .packing import block_row_at
 from .staging import ENTRY, LISTED, SCRATCH, WORK
 from .work_list import FIRST_TILE, LENGTH, ROW, SLOT, entry_of, most_queries, rows_of_tile
@@ -55,7 +54,11 @@ ROWS, KV_HEAD, GROUP = range(ENTRY, ENTRY + 3)
 SLOT. Behind that lies how many rows it has, which head of keys and values, and how many heads read that."""
 NOTED = ENTRY + 3
 """Words of it, at the beginning of the scratch."""
-QUERIES = SCRATCH + 32
+PLACES = SCRATCH + 32
+"""Where that begins which is known of places in the cache: the rows of the positions that come next."""
+NEAR = 512
+"""So many, a power of two: those of four stages."""
+QUERIES = PLACES + NEAR
 """Where the queries begin in the arena."""
 
 STAGES = 2
@@ -115,46 +118,6 @@ def queries_of(shared, model):
 
 
 @device
-def attend_in_tiles(block, plan, chunks, rows, layer, model, cache, q, attended):
-    """As :func:`.attention.attend`, for many rows: the tiles of so many chunks. Blocks share them out.
-
-    What is attended is written as :func:`.vocabulary.block_put` does. All blocks call it, after a grid barrier
-    behind the queries, keys and values, and :func:`.list_work`; it ends without one.
-    """
-    work, tile = arena_view(block.shared, WORK, LISTED, model.eos), i32(block.id)
-    while tile < work[ENTRY * chunks + FIRST_TILE]:
-        attend_tile(block, chunks, tile, rows, layer, model, cache, q, attended)
-        tile = i32(tile + block.blocks)
-
-
-@device
-def attend_tile(block, chunks, tile, across, layer, model, cache, q, attended):
-    """One tile of queries over all positions that its last row sees; `across` rows are attended in all."""
-    shared, d = block.shared, opaque(i64(model.head_dim))
-    barrier()  # the tile before is finished with the arena
-    if thread_id() == 0:
-        note_tile(shared, chunks, tile, model)
-    barrier()
-    ask_positions(shared, i64(0), layer, model, cache)
-    take_queries(shared, model, q)
-    take_positions(shared, i64(0), layer, model, cache)
-    ask_positions(shared, most_positions(d), layer, model, cache)
-    held, first = tile_begin(shared, sums_at(d), queries_of(shared, model), d), i32(0)
-    barrier()
-    while first < of_tile(shared, model, LENGTH):
-        held = attend_stage(shared, held, i64(first), model)
-        most = most_positions(opaque(i64(model.head_dim)))
-        first = i32(first + most)
-        take_positions(shared, i64(first), layer, model, cache)
-        ask_positions(shared, first + most, layer, model, cache)
-        barrier()
-    d = opaque(i64(model.head_dim))
-    tile_end(shared, held, sums_at(d), stage_at(d, i64(0)), queries_of(shared, model), d)
-    barrier()
-    put_attended(shared, across, model, attended)
-
-
-@device
 def note_tile(shared, chunks, tile, model):
     """What a tile is of: in the arena, since the sums take the registers. One lane."""
     work, of = arena_view(shared, WORK, LISTED, model.eos), arena_view(shared, SCRATCH, NOTED, model.eos)
@@ -208,40 +171,57 @@ def rows_of_stage(d, first, length):
 
 
 @device
-def position_at(shared, position, layer, model, cache):
-    """Where the keys, and the values, of a position begin in the cache; behind the last position, those of the last."""
-    length, d = of_tile(shared, model, LENGTH), i64(model.head_dim)
-    n_page, inside = divide(min(position, length - 1), i64(cache.page_size))
-    page = cache.table[of_tile(shared, model, SLOT), n_page]
-    return page_start(cache, model, layer, page, of_tile(shared, model, KV_HEAD)) + inside * d
+def note_positions(shared, first, n, layer, model, cache):
+    """In which row of the cache n positions lie, from `first` on; behind the last position, that of the last.
+
+    All lanes; a barrier is to follow.
+    """
+    rows, t, last = arena_view(shared, PLACES, NEAR, model.eos), i64(thread_id()), of_tile(shared, model, LENGTH) - 1
+    while t < n:
+        n_page, inside = divide(min(first + t, last), i64(cache.page_size))
+        page = i64(cache.table[of_tile(shared, model, SLOT), n_page])
+        page = (layer * i64(cache.pages) + page) * i64(model.kv_heads) + of_tile(shared, model, KV_HEAD)
+        rows[(first + t) & (NEAR - 1)] = i32(page * i64(cache.page_size) + inside)
+        t += block_threads()
 
 
 @device
-def ask_positions(shared, first, layer, model, cache):
+def ask_positions(shared, first, model, cache):
     """Begin to bring the keys and values of the positions from `first` on, as many as a stage has. All lanes."""
     d, e, of_row = opaque(i64(model.head_dim)), i64(thread_id()), lanes_of_row(opaque(i64(model.head_dim)))
+    rows = arena_view(shared, PLACES, NEAR, model.eos)
     while (e >> of_row) < rows_of_stage(d, first, of_tile(shared, model, LENGTH)):
         row, i = e >> of_row, e & ((1 << of_row) - 1)
         if i < d >> 4:
-            at, waiting = position_at(shared, first + row, layer, model, cache), sums_at(d)
+            at, waiting = i64(rows[(first + row) & (NEAR - 1)]) * d, sums_at(d)
             tile_ask(shared, waiting, d, 8 * i, cache.keys, at)
             tile_ask(shared, waiting + (WAITING >> 1), d, 8 * i, cache.values, at)
         e += block_threads()
 
 
 @device
-def take_positions(shared, first, layer, model, cache):
-    """What :func:`ask_positions` has asked for is in the stage, and behind the last position that once more, which
-    weighs nothing. All lanes; a barrier is to follow."""
+def take_positions(shared, first, model, cache):
+    """What :func:`ask_positions` has asked for is in the stage. All lanes; a barrier is to follow."""
     d, e, of_row = opaque(i64(model.head_dim)), i64(thread_id()), lanes_of_row(opaque(i64(model.head_dim)))
+    rows = arena_view(shared, PLACES, NEAR, model.eos)
     while (e >> of_row) < rows_of_stage(d, first, of_tile(shared, model, LENGTH)):
         row, i = e >> of_row, e & ((1 << of_row) - 1)
         if i < d >> 4:
-            at, waiting = position_at(shared, first + row, layer, model, cache), sums_at(d)
+            at, waiting = i64(rows[(first + row) & (NEAR - 1)]) * d, sums_at(d)
             keys, values = stage_at(d, first), stage_at(d, first) + most_positions(d) * pitch_of(d)
             tile_take(shared, keys, row, d, 8 * i, cache.keys, at, waiting)
             tile_take(shared, values, row, d, 8 * i, cache.values, at, waiting + (WAITING >> 1))
         e += block_threads()
+
+
+@device
+def bring(shared, first, layer, model, cache):
+    """Take the positions from `first` on, ask for those of the next stage, and note where those behind it lie."""
+    most = most_positions(opaque(i64(model.head_dim)))
+    take_positions(shared, first, model, cache)
+    ask_positions(shared, first + most, model, cache)
+    if first + 2 * most < of_tile(shared, model, LENGTH):
+        note_positions(shared, first + 2 * most, most, layer, model, cache)
 
 
 @device
@@ -258,3 +238,61 @@ def put_attended(shared, across, model, attended):
             block_put(attended, block_row_at(across, row, head * d + i), a, b, c, e)
             i += 4 * warp_width()
         query += warps()
+
+
+@device
+def begin_tile(shared, chunks, tile, layer, model, cache, q):
+    """The tile's queries and first positions, once a barrier is behind it; nothing is known of its sums."""
+    most = most_positions(opaque(i64(model.head_dim)))
+    barrier()  # the tile before is finished with the arena
+    if thread_id() == 0:
+        note_tile(shared, chunks, tile, model)
+    barrier()
+    note_positions(shared, i64(0), 3 * most, layer, model, cache)
+    barrier()
+    ask_positions(shared, i64(0), model, cache)
+    take_queries(shared, model, q)
+    take_positions(shared, i64(0), model, cache)
+    ask_positions(shared, most, model, cache)
+    d = opaque(i64(model.head_dim))
+    held = tile_begin(shared, sums_at(d), queries_of(shared, model), d)
+    barrier()
+    return held
+
+
+@device
+def attend_tile(block, chunks, tile, across, layer, model, cache, q, attended):
+    """One tile of queries over all positions that its last row sees; `across` rows are attended in all.
+
+    While the positions of one stage are multiplied, those of the next come. In every other warp that is seen to
+    first, in the others last, so that tensor cores have something to do at all times.
+    """
+    shared = block.shared
+    held, first = begin_tile(shared, chunks, tile, layer, model, cache, q), i32(0)
+    while first < of_tile(shared, model, LENGTH):
+        most = most_positions(opaque(i64(model.head_dim)))
+        brings_first = ((warp_id() ^ (warp_id() >> 2)) & 1) > 0  # of the four warps of a scheduler, two
+        if brings_first:
+            bring(shared, first + most, layer, model, cache)
+        held = attend_stage(shared, held, i64(first), model)
+        first = i32(first + most_positions(opaque(i64(model.head_dim))))
+        if not brings_first:
+            bring(shared, i64(first), layer, model, cache)
+        barrier()
+    d = opaque(i64(model.head_dim))
+    tile_end(shared, held, sums_at(d), stage_at(d, i64(0)), queries_of(shared, model), d)
+    barrier()
+    put_attended(shared, across, model, attended)
+
+
+@device
+def attend_in_tiles(block, plan, chunks, rows, layer, model, cache, q, attended):
+    """As :func:`.attention.attend`, for many rows: the tiles of so many chunks. Blocks share them out.
+
+    What is attended is written as :func:`.vocabulary.block_put` does. All blocks call it, after a grid barrier
+    behind the queries, keys and values, and :func:`.list_work`; it ends without one.
+    """
+    work, tile = arena_view(block.shared, WORK, LISTED, model.eos), i32(block.id)
+    while tile < work[ENTRY * chunks + FIRST_TILE]:
+        attend_tile(block, chunks, tile, rows, layer, model, cache, q, attended)
+        tile = i32(tile + block.blocks)
