@@ -164,10 +164,9 @@ def lanes_of_row(d):
 
 
 @device
-def rows_of_stage(d, first, length):
-    """How many rows a stage has of the positions from `first` on, of a request of that length: none behind it."""
-    n = min(most_positions(d), length - first)
-    return (n + COLUMNS - 1) & ~i64(COLUMNS - 1)
+def rows_of_stage(d, left):
+    """How many rows a stage has, where so many positions are left; behind those lies the last once more."""
+    return (min(most_positions(d), left) + COLUMNS - 1) & ~i64(COLUMNS - 1)
 
 
 @device
@@ -186,41 +185,54 @@ def note_positions(shared, first, n, layer, model, cache):
 
 
 @device
-def ask_positions(shared, first, model, cache):
-    """Begin to bring the keys and values of the positions from `first` on, as many as a stage has. All lanes."""
-    d, e, of_row = opaque(i64(model.head_dim)), i64(thread_id()), lanes_of_row(opaque(i64(model.head_dim)))
-    rows = arena_view(shared, PLACES, NEAR, model.eos)
-    while (e >> of_row) < rows_of_stage(d, first, of_tile(shared, model, LENGTH)):
-        row, i = e >> of_row, e & ((1 << of_row) - 1)
-        if i < d >> 4:
-            at, waiting = i64(rows[(first + row) & (NEAR - 1)]) * d, sums_at(d)
-            tile_ask(shared, waiting, d, 8 * i, cache.keys, at)
-            tile_ask(shared, waiting + (WAITING >> 1), d, 8 * i, cache.values, at)
-        e += block_threads()
+def ask_row(shared, position, i, model, cache):
+    """One lane: begin to bring its i-th share of the keys and values of a position."""
+    d = i64(model.head_dim)
+    at = i64(arena_view(shared, PLACES, NEAR, model.eos)[position & (NEAR - 1)]) * d
+    tile_ask(shared, sums_at(d), d, 8 * i, cache.keys, at)
+    tile_ask(shared, sums_at(d) + (WAITING >> 1), d, 8 * i, cache.values, at)
 
 
 @device
-def take_positions(shared, first, model, cache):
-    """What :func:`ask_positions` has asked for is in the stage. All lanes; a barrier is to follow."""
-    d, e, of_row = opaque(i64(model.head_dim)), i64(thread_id()), lanes_of_row(opaque(i64(model.head_dim)))
-    rows = arena_view(shared, PLACES, NEAR, model.eos)
-    while (e >> of_row) < rows_of_stage(d, first, of_tile(shared, model, LENGTH)):
-        row, i = e >> of_row, e & ((1 << of_row) - 1)
+def take_row(shared, first, row, i, model, cache):
+    """One lane: what it has asked for is in a row of the stage of the positions from `first` on."""
+    d, to = i64(model.head_dim), stage_at(i64(model.head_dim), first)
+    at = i64(arena_view(shared, PLACES, NEAR, model.eos)[(first + row) & (NEAR - 1)]) * d
+    tile_take(shared, to, row, d, 8 * i, cache.keys, at, sums_at(d))
+    to += most_positions(d) * pitch_of(d)
+    tile_take(shared, to, row, d, 8 * i, cache.values, at, sums_at(d) + (WAITING >> 1))
+
+
+@device
+def ask_first(shared, model, cache):
+    """Begin to bring the first positions. All lanes."""
+    d, e = opaque(i64(model.head_dim)), i64(thread_id())
+    rows, of_row = rows_of_stage(d, of_tile(shared, model, LENGTH)), lanes_of_row(d)
+    while (e >> of_row) < rows:
+        i = e & ((1 << of_row) - 1)
         if i < d >> 4:
-            at, waiting = i64(rows[(first + row) & (NEAR - 1)]) * d, sums_at(d)
-            keys, values = stage_at(d, first), stage_at(d, first) + most_positions(d) * pitch_of(d)
-            tile_take(shared, keys, row, d, 8 * i, cache.keys, at, waiting)
-            tile_take(shared, values, row, d, 8 * i, cache.values, at, waiting + (WAITING >> 1))
+            ask_row(shared, e >> of_row, i, model, cache)
         e += block_threads()
 
 
 @device
 def bring(shared, first, layer, model, cache):
-    """Take the positions from `first` on, ask for those of the next stage, and note where those behind it lie."""
-    most = most_positions(opaque(i64(model.head_dim)))
-    take_positions(shared, first, model, cache)
-    ask_positions(shared, first + most, model, cache)
-    if first + 2 * most < of_tile(shared, model, LENGTH):
+    """Take the positions from `first` on, ask for those of the next stage, and note where those behind it lie.
+
+    All lanes; a barrier is to follow.
+    """
+    d, e = opaque(i64(model.head_dim)), i64(thread_id())
+    most, of_row = most_positions(d), lanes_of_row(d)
+    left = of_tile(shared, model, LENGTH) - first
+    rows, later = rows_of_stage(d, left), rows_of_stage(d, left - most)
+    while (e >> of_row) < rows:
+        row, i = e >> of_row, e & ((1 << of_row) - 1)
+        if i < d >> 4:
+            take_row(shared, first, row, i, model, cache)
+            if row < later:
+                ask_row(shared, first + most + row, i, model, cache)
+        e += block_threads()
+    if left > 2 * most:
         note_positions(shared, first + 2 * most, most, layer, model, cache)
 
 
@@ -248,12 +260,11 @@ def begin_tile(shared, chunks, tile, layer, model, cache, q):
     if thread_id() == 0:
         note_tile(shared, chunks, tile, model)
     barrier()
-    note_positions(shared, i64(0), 3 * most, layer, model, cache)
+    note_positions(shared, i64(0), 2 * most, layer, model, cache)
     barrier()
-    ask_positions(shared, i64(0), model, cache)
+    ask_first(shared, model, cache)
     take_queries(shared, model, q)
-    take_positions(shared, i64(0), model, cache)
-    ask_positions(shared, most, model, cache)
+    bring(shared, i64(0), layer, model, cache)
     d = opaque(i64(model.head_dim))
     held = tile_begin(shared, sums_at(d), queries_of(shared, model), d)
     barrier()

@@ -48,6 +48,8 @@ from .vocabulary import (
 
 LOG2_E = f32(1.4426950408889634)
 """Queries are scaled by it too, so that weights are powers of two."""
+GROWTH = f32(8.0)
+"""By how much a score may be above the maximum, which would better not change: all sums have to shrink then."""
 HIDDEN = f32(-np.inf)
 """In place of the score of a position that a query does not see."""
 
@@ -258,6 +260,12 @@ def _mix(sums, near, far, at, below):
 
 
 @cuda.jit(device=True)
+def _grown(m, highest):
+    """The new maximum: the old one, until scores are higher by so much that their weights might be too large."""
+    return highest if highest > m + GROWTH else m
+
+
+@cuda.jit(device=True)
 def _highest(a, b, c, e):
     return max(max(a, b), max(c, e))
 
@@ -290,7 +298,7 @@ def _attend(arena, held, q, keys, values, sizes):
             c, e = _hide(c, i32(here + 16), seen, seen_below), _hide(e, i32(here + 24), seen, seen_below)
         highest = max(_highest(a[0], a[1], b[0], b[1]), _highest(c[0], c[1], e[0], e[1]))
         highest_below = max(_highest(a[2], a[3], b[2], b[3]), _highest(c[2], c[3], e[2], e[3]))
-        highest, highest_below = max(m, _max_of_quad(highest)), max(m_below, _max_of_quad(highest_below))
+        highest, highest_below = _grown(m, _max_of_quad(highest)), _grown(m_below, _max_of_quad(highest_below))
         if cuda.any_sync(FULL_WARP, highest > m or highest_below > m_below):
             by, by_below = power_of_two(m - highest), power_of_two(m_below - highest_below)
             s0, s1 = _shrink(s0, by, by_below), _shrink(s1, by, by_below)
