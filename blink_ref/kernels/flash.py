@@ -49,10 +49,11 @@ COLUMNS = 32
 WAITING = 32 * TILE_LANES
 """Floats where keys and values wait on a GPU, half of them for each."""
 
-ROWS, KV_HEAD, GROUP = range(ENTRY, ENTRY + 3)
+ROWS, KV_HEAD, GROUP, NUMBER = range(ENTRY, ENTRY + 4)
 """A tile is noted as an entry of the list is (see work_list.py): its first ROW, the LENGTH that its last row sees, its
-SLOT. Behind that lies how many rows it has, which head of keys and values, and how many heads read that."""
-NOTED = ENTRY + 3
+SLOT. Behind that lies how many rows it has, which head of keys and values, how many heads read that, and which tile
+of all it is."""
+NOTED = ENTRY + 4
 """Words of it, at the beginning of the scratch."""
 PLACES = SCRATCH + 32
 """Where that begins which is known of places in the cache: the rows of the positions that come next."""
@@ -124,6 +125,7 @@ def note_tile(shared, chunks, tile, model):
     entry = ENTRY * entry_of(work, chunks, FIRST_TILE, tile)
     part, kv_head = divide(i64(tile - work[entry + FIRST_TILE]), opaque(i64(model.kv_heads)))
     before = part * rows_of_tile(model)
+    of[NUMBER] = i32(tile)
     rows = min(rows_of_tile(model), work[entry + ENTRY + ROW] - work[entry + ROW] - before)
     of[ROW] = i32(work[entry + ROW] + before)
     of[ROWS] = i32(rows)
@@ -306,4 +308,4 @@ def attend_in_tiles(block, plan, chunks, rows, layer, model, cache, q, attended)
     work, tile = arena_view(block.shared, WORK, LISTED, model.eos), i32(block.id)
     while tile < work[ENTRY * chunks + FIRST_TILE]:
         attend_tile(block, chunks, tile, rows, layer, model, cache, q, attended)
-        tile = i32(tile + block.blocks)
+        tile = i32(of_tile(block.shared, model, NUMBER) + block.blocks)

@@ -41,6 +41,7 @@ from .vocabulary import (
     i32,
     i64,
     lane_id,
+    opaque,
     thread_id,
     u32,
     warp_id,
@@ -271,31 +272,61 @@ def _highest(a, b, c, e):
 
 
 @cuda.jit(device=True)
+def _queries_at(arena, q, d):
+    """A lane's piece of a warp's queries: of rows 0 to 15 the first, then the second."""
+    lane = u32(lane_id())
+    row = u32(u32(_shares(d)[0]) + (lane & u32(15)))
+    return u32(shared_address(arena, q) + row * _pitch(d) + ((lane >> u32(4)) << u32(4)))
+
+
+@cuda.jit(device=True)
+def _keys_at(arena, keys, d):
+    """Of its keys: of rows 0 to 7 the first, then the second, then of rows 8 to 15."""
+    lane = u32(lane_id())
+    row = u32(u32(_shares(d)[1]) + (lane & u32(7)) + ((lane >> u32(1)) & u32(8)))
+    return u32(shared_address(arena, keys) + row * _pitch(d) + (((lane >> u32(3)) & u32(1)) << u32(4)))
+
+
+@cuda.jit(device=True)
+def _values_at(arena, values, d):
+    """Of its values, as of the queries."""
+    lane = u32(lane_id())
+    row = u32(u32(_shares(d)[1]) + (lane & u32(15)))
+    at = u32(shared_address(arena, values) + row * _pitch(d) + ((lane >> u32(4)) << u32(4)))
+    return u32(at + u32(2) * u32(_shares(d)[3]))
+
+
+@cuda.jit(device=True)
+def _hide_unseen(scores, sees, group, d):
+    """Scores of 32 positions, of which the tile's first query sees so many, as far as the lane's two see them."""
+    a, b, c, e = scores
+    here, row = i32(i32(lane_id() & 3) * 2), i32(_shares(d)[0] + i32(lane_id() >> 2))
+    seen, seen_below = _seen(sees, group, row), _seen(sees, group, i32(row + 8))
+    a, b = _hide(a, here, seen, seen_below), _hide(b, i32(here + 8), seen, seen_below)
+    return a, b, _hide(c, i32(here + 16), seen, seen_below), _hide(e, i32(here + 24), seen, seen_below)
+
+
+@cuda.jit(device=True)
 def _attend(arena, held, q, keys, values, sizes):
-    """:func:`.vocabulary.tile_attend` on tensor cores: one warp, what is its own."""
+    """:func:`.vocabulary.tile_attend` on tensor cores: one warp, what is its own.
+
+    Little is kept beside the sums; what can be is made anew for each 32 positions.
+    """
     s0, s1, s2, s3, (m, m_below, total, total_below) = held
-    queries, end, sees, group, d = sizes
-    query, first, step, column, wide = _shares(d)
-    pitch, lane = _pitch(d), u32(lane_id())
+    queries, left, sees, group, d = sizes
+    query, first, _, _, wide = _shares(d)
     if query >= queries or wide <= 0:
-        end = i32(0)
-    elif sees < end:  # not all rows see all positions
-        end = min(end, _seen(sees, group, min(i32(query + 15), i32(queries - 1))))
-    # of the matrices that a load reads, the lane's rows and pieces of 16 bytes: of queries and values, rows 0 to 15
-    # with their first piece, then with their second; of keys, rows 0 to 7 with either piece, then rows 8 to 15
-    low, high = lane & u32(15), (lane >> u32(4)) << u32(4)
-    at_q = u32(shared_address(arena, q) + (u32(query) + low) * pitch + high)
-    at_v = u32(shared_address(arena, values) + (u32(first) + low) * pitch + high + u32(2) * u32(column))
-    low, high = (lane & u32(7)) + ((lane >> u32(1)) & u32(8)), ((lane >> u32(3)) & u32(1)) << u32(4)
-    at_k = u32(shared_address(arena, keys) + (u32(first) + low) * pitch + high)
-    while first < end:
+        left = i32(0)
+    elif sees < left:  # not all rows see all positions
+        left = min(left, _seen(sees, group, min(i32(query + 15), i32(queries - 1))))
+    left, sees = i32(left - first), i32(sees - first)
+    at_k, at_v = _keys_at(arena, keys, d), _values_at(arena, values, d)
+    while left > 0:
         _keep_rolled()
-        a, b, c, e = _scores(at_q, at_k, pitch, i32(d >> 4))
-        if i32(first + 32) > sees:
-            here, row = i32(first + i32(lane_id() & 3) * 2), i32(_shares(d)[0] + i32(lane_id() >> 2))
-            seen, seen_below = _seen(sees, group, row), _seen(sees, group, i32(row + 8))
-            a, b = _hide(a, here, seen, seen_below), _hide(b, i32(here + 8), seen, seen_below)
-            c, e = _hide(c, i32(here + 16), seen, seen_below), _hide(e, i32(here + 24), seen, seen_below)
+        d = i32(opaque(i64(d)))  # else all that follows from it is kept
+        a, b, c, e = _scores(_queries_at(arena, q, d), at_k, _pitch(d), i32(d >> 4))
+        if sees < 32:
+            a, b, c, e = _hide_unseen((a, b, c, e), sees, group, d)
         highest = max(_highest(a[0], a[1], b[0], b[1]), _highest(c[0], c[1], e[0], e[1]))
         highest_below = max(_highest(a[2], a[3], b[2], b[3]), _highest(c[2], c[3], e[2], e[3]))
         highest, highest_below = _grown(m, _max_of_quad(highest)), _grown(m_below, _max_of_quad(highest_below))
@@ -308,7 +339,8 @@ def _attend(arena, held, q, keys, values, sizes):
         c, e = _weights(c, m, m_below), _weights(e, m, m_below)
         total += ((a[0] + a[1]) + (b[0] + b[1])) + ((c[0] + c[1]) + (e[0] + e[1]))
         total_below += ((a[2] + a[3]) + (b[2] + b[3])) + ((c[2] + c[3]) + (e[2] + e[3]))
-        near, far, below = _narrow_weights(a, b), _narrow_weights(c, e), u32(u32(16) * pitch)
+        near, far, below = _narrow_weights(a, b), _narrow_weights(c, e), u32(u32(16) * _pitch(d))
+        wide, step = _shares(d)[4], _shares(d)[2]
         s0 = _mix(s0, near, far, at_v, below)
         if wide > 32:
             s1 = _mix(s1, near, far, u32(at_v + u32(64)), below)
@@ -316,7 +348,8 @@ def _attend(arena, held, q, keys, values, sizes):
             s2 = _mix(s2, near, far, u32(at_v + u32(128)), below)
         if wide > 96:
             s3 = _mix(s3, near, far, u32(at_v + u32(192)), below)
-        first, at_k, at_v = i32(first + step), u32(at_k + u32(step) * pitch), u32(at_v + u32(step) * pitch)
+        further = u32(u32(step) * _pitch(d))
+        at_k, at_v, left, sees = u32(at_k + further), u32(at_v + further), i32(left - step), i32(sees - step)
     return s0, s1, s2, s3, (m, m_below, total, total_below)
 
 
