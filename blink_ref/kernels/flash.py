@@ -179,26 +179,26 @@ def note_positions(shared, first, n, layer, model, cache):
     """
     rows, t, last = arena_view(shared, PLACES, NEAR, model.eos), i64(thread_id()), of_tile(shared, model, LENGTH) - 1
     while t < n:
-        n_page, inside = divide(min(first + t, last), i64(cache.page_size))
-        page = i64(cache.table[of_tile(shared, model, SLOT), n_page])
-        page = (layer * i64(cache.pages) + page) * i64(model.kv_heads) + of_tile(shared, model, KV_HEAD)
-        rows[(first + t) & (NEAR - 1)] = i32(page * i64(cache.page_size) + inside)
+        size = opaque(i64(cache.page_size))
+        n_page, inside = divide(min(first + t, last), size)
+        page = opaque(i64(layer)) * i64(cache.pages) + i64(cache.table[of_tile(shared, model, SLOT), n_page])
+        page = page * i64(model.kv_heads) + of_tile(shared, model, KV_HEAD)
+        rows[(first + t) & (NEAR - 1)] = i32(page * size + inside)
         t += block_threads()
 
 
 @device
-def ask_row(shared, position, i, model, cache):
+def ask_row(shared, position, i, d, model, cache):
     """One lane: begin to bring its i-th share of the keys and values of a position."""
-    d = i64(model.head_dim)
     at = i64(arena_view(shared, PLACES, NEAR, model.eos)[position & (NEAR - 1)]) * d
     tile_ask(shared, sums_at(d), d, 8 * i, cache.keys, at)
     tile_ask(shared, sums_at(d) + (WAITING >> 1), d, 8 * i, cache.values, at)
 
 
 @device
-def take_row(shared, first, row, i, model, cache):
+def take_row(shared, first, row, i, d, model, cache):
     """One lane: what it has asked for is in a row of the stage of the positions from `first` on."""
-    d, to = i64(model.head_dim), stage_at(i64(model.head_dim), first)
+    to = stage_at(d, first)
     at = i64(arena_view(shared, PLACES, NEAR, model.eos)[(first + row) & (NEAR - 1)]) * d
     tile_take(shared, to, row, d, 8 * i, cache.keys, at, sums_at(d))
     to += most_positions(d) * pitch_of(d)
@@ -213,7 +213,7 @@ def ask_first(shared, model, cache):
     while (e >> of_row) < rows:
         i = e & ((1 << of_row) - 1)
         if i < d >> 4:
-            ask_row(shared, e >> of_row, i, model, cache)
+            ask_row(shared, e >> of_row, i, d, model, cache)
         e += block_threads()
 
 
@@ -230,9 +230,9 @@ def bring(shared, first, layer, model, cache):
     while (e >> of_row) < rows:
         row, i = e >> of_row, e & ((1 << of_row) - 1)
         if i < d >> 4:
-            take_row(shared, first, row, i, model, cache)
+            take_row(shared, first, row, i, d, model, cache)
             if row < later:
-                ask_row(shared, first + most + row, i, model, cache)
+                ask_row(shared, first + most + row, i, d, model, cache)
         e += block_threads()
     if left > 2 * most:
         note_positions(shared, first + 2 * most, most, layer, model, cache)
