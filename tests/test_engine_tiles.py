@@ -200,7 +200,8 @@ def test_what_the_tensor_cores_do_not_serve_is_computed_as_few_rows_are(changes,
     sizes = in_tiles(config, "cpu")
     assert not tiles_fit(config, weights, sizes)
     assert Bench((config, weights), sizes).model.tiles == 0
-    assert not tiles_fit(WIDE, Weights.random(WIDE), replace(sizes, shared=tiles.arena(WIDE.head_dim, halves=False) - 1))
+    small = replace(sizes, shared=tiles.arena(WIDE.head_dim, halves=False) - 1)
+    assert not tiles_fit(WIDE, Weights.random(WIDE), small)
 
 
 class Asked(Exception):

@@ -2,7 +2,17 @@
 
 import numpy as np
 import pytest
-from kernel_bench import KV_DTYPES, block_values, floats, in_halves, kept_exactly, model_of, nans, plan_of, poison_arena
+from kernel_bench import (
+    KV_DTYPES,
+    block_values,
+    floats,
+    in_halves,
+    kept_exactly,
+    model_of,
+    nans,
+    plan_of,
+    poison_arena,
+)
 from test_kernels_attention import LAYER, SPARE, empty_cache, put
 
 from blink_ref.kernels import attention, flash
@@ -11,8 +21,9 @@ from blink_ref.simt import device, launch
 from blink_ref.simt.vocabulary import barrier
 
 BLOCKS = 3
-CLOSE = {"python": 2e-6, "cpu": 2e-6, "cuda": 1e-3}
-"""Relative, of a row; on a GPU the result is rounded to float16, by 2**-11 at most."""
+CLOSE = {"python": 2e-6, "cpu": 2e-6, "cuda": 2e-3}
+"""Relative, of a row. On a GPU queries, keys, values, weights and the result are rounded to float16, by 2**-11 of
+each at most. So a score is off by some 2**-11 of its size, 4 at most here, and its weight by 4 * 2**-11 of it."""
 
 
 @device
@@ -39,7 +50,8 @@ def attend(target, model, cache, chunks, q, blocks=BLOCKS):
     )
     attended = nans(q.size + SPARE)
     args = plan, len(chunks), rows, LAYER, model, cache, q.reshape(-1), attended
-    launch(attend_alone, blocks, LANES[target], *args, target=target, shared=flash.arena(model.head_dim, in_halves(target)))
+    shared = flash.arena(model.head_dim, in_halves(target))
+    launch(attend_alone, blocks, LANES[target], *args, target=target, shared=shared)
     assert np.isnan(attended[q.size :]).all()
     return block_values(attended[: q.size], rows, target).reshape(q.shape)
 

@@ -150,7 +150,7 @@ def use_every_word(block, floats, halves, stored, words, longs):
     tile_take(block.shared, q, r, i64(64), i64(16), floats, i64(64))
     tile_take(block.shared, q, r, i64(64), i64(16), stored, i64(64))
     held = tile_begin(block.shared, q, i, i64(64))
-    held = tile_attend(block.shared, held, q, q, i, r, r, i64(40), q, i64(2), i64(64))
+    held = tile_attend(block.shared, held, q, q, i, r, i64(40), q, i64(2), i64(64))
     tile_end(block.shared, held, q, r, i, i64(64))
     block_put(floats, packed_floats(q), floats[i], floats[r], f32(1.0), f32(2.0))
     fragment_put(floats, packed_floats(q), floats[i], floats[r], f32(1.0), f32(2.0))

@@ -50,9 +50,9 @@ WAITING = 32 * TILE_LANES
 """Floats where keys and values wait on a GPU, half of them for each."""
 
 ROWS, KV_HEAD, GROUP, NUMBER = range(ENTRY, ENTRY + 4)
-"""A tile is noted as an entry of the list is (see work_list.py): its first ROW, the LENGTH that its last row sees, its
-SLOT. Behind that lies how many rows it has, which head of keys and values, how many heads read that, and which tile
-of all it is."""
+"""A tile is noted as an entry of the list is (see work_list.py): its first ROW, the LENGTH that its last row sees,
+its SLOT. Behind that lies how many rows it has, which head of keys and values, how many heads read that, and the
+tile's number."""
 NOTED = ENTRY + 4
 """Words of it, at the beginning of the scratch."""
 PLACES = SCRATCH + 32
@@ -82,7 +82,7 @@ def pitch_of(d):
 
 @device
 def stage_at(d, first):
-    """Where the keys of positions from `first` on lie in the arena, and behind them the values: two stages by turns."""
+    """Where the keys of positions from `first` on lie in the arena, before their values: two stages by turns."""
     most, at = most_positions(d), QUERIES + most_queries(d) * pitch_of(d)
     return at + (2 * most * pitch_of(d) if (first & most) > 0 else i64(0))
 
@@ -151,12 +151,11 @@ def take_queries(shared, model, q):
 
 @device
 def attend_stage(shared, held, first, model):
-    """All queries and the positions of a stage, from `first` on. All lanes, as in :func:`.vocabulary.tile_attend`."""
+    """All queries and the positions of a stage, from `first` on, by :func:`.vocabulary.tile_attend`. All lanes."""
     d, group = opaque(i64(model.head_dim)), of_tile(shared, model, GROUP)
     rows, length = of_tile(shared, model, ROWS), of_tile(shared, model, LENGTH)
     n, sees = min(most_positions(d), length - first), length - rows + 1 - first
-    keys, values = stage_at(d, first), stage_at(d, first) + most_positions(d) * pitch_of(d)
-    return tile_attend(shared, held, sums_at(d), i64(QUERIES), rows * group, keys, values, n, sees, group, d)
+    return tile_attend(shared, held, sums_at(d), i64(QUERIES), rows * group, stage_at(d, first), n, sees, group, d)
 
 
 @device
@@ -177,7 +176,8 @@ def note_positions(shared, first, n, layer, model, cache):
 
     All lanes; a barrier is to follow.
     """
-    rows, t, last = arena_view(shared, PLACES, NEAR, model.eos), i64(thread_id()), of_tile(shared, model, LENGTH) - 1
+    rows, t = arena_view(shared, PLACES, NEAR, model.eos), i64(thread_id())
+    last = of_tile(shared, model, LENGTH) - 1
     while t < n:
         size = opaque(i64(cache.page_size))
         n_page, inside = divide(min(first + t, last), size)

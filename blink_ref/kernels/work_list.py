@@ -23,8 +23,8 @@ def list_work(block, plan, n, of_rows, in_items, model):
 
     `in_items`: that of single rows is cut in items.
 
-    All lanes; a barrier is to follow. Behind the last entry lies one that has neither items nor tiles, and no rows:
-    its first row is behind those of all others, which follow each other.
+    All lanes; a barrier is to follow. Behind the last entry lies one that has neither items nor tiles. Its first
+    row is the one behind all others, which follow each other.
     """
     work, i = arena_view(block.shared, WORK, LISTED, model.eos), i64(thread_id())
     while i < n:

@@ -167,12 +167,20 @@ def _(arena, k, t, n, i, x, j, waiting):
 
 @cuda.jit(device=True)
 def _shares(d):
-    """This warp's first query, its first position, from there to the next, its first column, and how many it has."""
+    """This warp's first query; its first position, and how far to the next; its first column, and how many."""
     warp = i32(warp_id())
     if d <= 128:
         return i32((warp >> 1) << 4), i32((warp & 1) << 5), i32(64), i32(0), i32(d)
     column = i32((warp & 3) << 6)
     return i32((warp >> 2) << 4), i32(0), i32(32), column, min(i32(64), i32(i32(d) - column))
+
+
+@cuda.jit(device=True)
+def _stage_rows(d):
+    """How many rows a tile of keys has, behind which that of values begins."""
+    if d <= 64:
+        return u32(128)
+    return u32(64) if d <= 128 else u32(32)
 
 
 @cuda.jit(device=True)
@@ -193,18 +201,25 @@ def _(arena, k, queries, d):
 
 
 @cuda.jit(device=True)
+def _add_columns(sums, queries, near, far):
+    a, b = multiply_f16(sums[0], queries, near[0], near[1]), multiply_f16(sums[1], queries, near[2], near[3])
+    return a, b, multiply_f16(sums[2], queries, far[0], far[1]), multiply_f16(sums[3], queries, far[2], far[3])
+
+
+@cuda.jit(device=True)
 def _scores(at, to, pitch, steps):
-    """A lane's dot products of its two queries with 32 positions, in fours: both with each two of eight."""
-    a, b, c, e = _nothing()
+    """A lane's dot products of its two queries with 32 positions, in fours: both with each two of eight.
+
+    Of `steps` times 32 columns.
+    """
+    sums, below = _nothing(), u32(u32(16) * pitch)
     while steps > 0:
         _keep_rolled()
-        of_queries, near, far = load_matrices(at), load_matrices(to), load_matrices(u32(to + u32(16) * pitch))
-        a = multiply_f16(a, of_queries, near[0], near[1])
-        b = multiply_f16(b, of_queries, near[2], near[3])
-        c = multiply_f16(c, of_queries, far[0], far[1])
-        e = multiply_f16(e, of_queries, far[2], far[3])
-        at, to, steps = u32(at + u32(32)), u32(to + u32(32)), i32(steps - 1)
-    return a, b, c, e
+        sums = _add_columns(sums, load_matrices(at), load_matrices(to), load_matrices(u32(to + below)))
+        at, to = u32(at + u32(32)), u32(to + u32(32))
+        sums = _add_columns(sums, load_matrices(at), load_matrices(to), load_matrices(u32(to + below)))
+        at, to, steps = u32(at + u32(32)), u32(to + u32(32)), i32(opaque(i64(steps - 1)))
+    return sums
 
 
 @cuda.jit(device=True)
@@ -253,11 +268,11 @@ def _mix(sums, near, far, at, below):
     """The sums of 32 columns with the values of 32 positions, each weighted; `below`: to the second 16."""
     c0, c1, c2, c3 = sums
     x, y = load_transposed(at), load_transposed(u32(at + u32(32)))
-    c0, c1 = multiply_f16(c0, near, x[0], x[1]), multiply_f16(c1, near, x[2], x[3])
-    c2, c3 = multiply_f16(c2, near, y[0], y[1]), multiply_f16(c3, near, y[2], y[3])
+    c0, c1 = multiply_f16(c0, near, x[0], x[2]), multiply_f16(c1, near, x[1], x[3])
+    c2, c3 = multiply_f16(c2, near, y[0], y[2]), multiply_f16(c3, near, y[1], y[3])
     x, y = load_transposed(u32(at + below)), load_transposed(u32(at + below + u32(32)))
-    c0, c1 = multiply_f16(c0, far, x[0], x[1]), multiply_f16(c1, far, x[2], x[3])
-    return c0, c1, multiply_f16(c2, far, y[0], y[1]), multiply_f16(c3, far, y[2], y[3])
+    c0, c1 = multiply_f16(c0, far, x[0], x[2]), multiply_f16(c1, far, x[1], x[3])
+    return c0, c1, multiply_f16(c2, far, y[0], y[2]), multiply_f16(c3, far, y[1], y[3])
 
 
 @cuda.jit(device=True)
@@ -281,19 +296,10 @@ def _queries_at(arena, q, d):
 
 @cuda.jit(device=True)
 def _keys_at(arena, keys, d):
-    """Of its keys: of rows 0 to 7 the first, then the second, then of rows 8 to 15."""
+    """Of its keys, and of the values behind them: of rows 0 to 7 first and second, then of rows 8 to 15."""
     lane = u32(lane_id())
     row = u32(u32(_shares(d)[1]) + (lane & u32(7)) + ((lane >> u32(1)) & u32(8)))
     return u32(shared_address(arena, keys) + row * _pitch(d) + (((lane >> u32(3)) & u32(1)) << u32(4)))
-
-
-@cuda.jit(device=True)
-def _values_at(arena, values, d):
-    """Of its values, as of the queries."""
-    lane = u32(lane_id())
-    row = u32(u32(_shares(d)[1]) + (lane & u32(15)))
-    at = u32(shared_address(arena, values) + row * _pitch(d) + ((lane >> u32(4)) << u32(4)))
-    return u32(at + u32(2) * u32(_shares(d)[3]))
 
 
 @cuda.jit(device=True)
@@ -307,7 +313,7 @@ def _hide_unseen(scores, sees, group, d):
 
 
 @cuda.jit(device=True)
-def _attend(arena, held, q, keys, values, sizes):
+def _attend(arena, held, q, keys, sizes):
     """:func:`.vocabulary.tile_attend` on tensor cores: one warp, what is its own.
 
     Little is kept beside the sums; what can be is made anew for each 32 positions.
@@ -320,13 +326,13 @@ def _attend(arena, held, q, keys, values, sizes):
     elif sees < left:  # not all rows see all positions
         left = min(left, _seen(sees, group, min(i32(query + 15), i32(queries - 1))))
     left, sees = i32(left - first), i32(sees - first)
-    at_k, at_v = _keys_at(arena, keys, d), _values_at(arena, values, d)
+    at, shape = _keys_at(arena, keys, d), i32(d | i32(group << 16))
     while left > 0:
         _keep_rolled()
-        d = i32(opaque(i64(d)))  # else all that follows from it is kept
-        a, b, c, e = _scores(_queries_at(arena, q, d), at_k, _pitch(d), i32(d >> 4))
+        d = i32(opaque(i64(shape & 0xFFFF)))  # else all that follows from it is kept
+        a, b, c, e = _scores(_queries_at(arena, q, d), at, _pitch(d), i32(d >> 5))
         if sees < 32:
-            a, b, c, e = _hide_unseen((a, b, c, e), sees, group, d)
+            a, b, c, e = _hide_unseen((a, b, c, e), sees, i32(shape >> 16), d)
         highest = max(_highest(a[0], a[1], b[0], b[1]), _highest(c[0], c[1], e[0], e[1]))
         highest_below = max(_highest(a[2], a[3], b[2], b[3]), _highest(c[2], c[3], e[2], e[3]))
         highest, highest_below = _grown(m, _max_of_quad(highest)), _grown(m_below, _max_of_quad(highest_below))
@@ -340,7 +346,8 @@ def _attend(arena, held, q, keys, values, sizes):
         total += ((a[0] + a[1]) + (b[0] + b[1])) + ((c[0] + c[1]) + (e[0] + e[1]))
         total_below += ((a[2] + a[3]) + (b[2] + b[3])) + ((c[2] + c[3]) + (e[2] + e[3]))
         near, far, below = _narrow_weights(a, b), _narrow_weights(c, e), u32(u32(16) * _pitch(d))
-        wide, step = _shares(d)[4], _shares(d)[2]
+        _, _, step, column, wide = _shares(d)
+        at_v = u32(at + _stage_rows(d) * _pitch(d) + u32(2) * u32(column))
         s0 = _mix(s0, near, far, at_v, below)
         if wide > 32:
             s1 = _mix(s1, near, far, u32(at_v + u32(64)), below)
@@ -348,19 +355,18 @@ def _attend(arena, held, q, keys, values, sizes):
             s2 = _mix(s2, near, far, u32(at_v + u32(128)), below)
         if wide > 96:
             s3 = _mix(s3, near, far, u32(at_v + u32(192)), below)
-        further = u32(u32(step) * _pitch(d))
-        at_k, at_v, left, sees = u32(at_k + further), u32(at_v + further), i32(left - step), i32(sees - step)
+        at, left, sees = u32(at + u32(step) * _pitch(d)), i32(left - step), i32(sees - step)
     return s0, s1, s2, s3, (m, m_below, total, total_below)
 
 
 @define_by(words.tile_attend)
-def _(arena, held, k, q, queries, keys, values, across, sees, group, d):
-    def tile_attend(arena, held, k, q, queries, keys, values, across, sees, group, d):
+def _(arena, held, k, q, queries, keys, across, sees, group, d):
+    def tile_attend(arena, held, k, q, queries, keys, across, sees, group, d):
         if has_tensor_cores():
             sizes = i32(queries), i32(across), i32(sees), i32(group), i32(d)
-            held = _attend(arena, held, q, keys, values, sizes)
+            held = _attend(arena, held, q, keys, sizes)
         else:
-            _attend_plainly(arena, i64(0), k, q, queries, keys, values, across, sees, group, d)
+            _attend_plainly(arena, i64(0), k, q, queries, keys, across, sees, group, d)
         return held
 
     return tile_attend

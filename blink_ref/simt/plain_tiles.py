@@ -36,9 +36,10 @@ def begin(arena, k, queries, d):
     return i64(0)
 
 
-def attend(arena, held, k, q, queries, keys, values, across, sees, group, d):
+def attend(arena, held, k, q, queries, keys, across, sees, group, d):
     """A position at a time, with the maximum so far: sums shrink as often as it grows."""
     pitch, t = i64(d) + TILE_GAP, i64(thread_id())
+    values = keys + (128 if d <= 64 else 64 if d <= 128 else 32) * pitch
     while t < queries:
         row, seen = k + t * pitch, min(i64(across), sees + divide(t, i64(group))[0])
         highest, total = arena[row + d], arena[row + d + 1]

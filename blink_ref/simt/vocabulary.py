@@ -587,7 +587,7 @@ def mix_of_fours(weights, w, a, i, step, n):
 
 
 def tile_put(arena, k, t, n, i, x, j, scale):
-    """Numbers i to i + 15 of row t of the tile at k, of n columns, are float32 ``x[j:j+16]`` times `scale`. One lane.
+    """Numbers i to i + 15 of row t of the tile at k, of n columns, are ``x[j:j+16]`` (float32) * scale. One lane.
 
     Rows are ``packed_floats(n) + TILE_GAP`` floats apart. Only :func:`tile_attend` reads such a tile: tensor cores
     take it as float16, which lacks 2**-11 of a number at most, or 2**-25; what is beyond 65,504 becomes 65,504.
@@ -602,17 +602,17 @@ TILE_LANES = 512
 
 
 def tile_ask(arena, waiting, n, i, x, j):
-    """Begin to bring numbers i to i + 7, and as many from i + n / 2 on, of the row of n numbers at ``x[j]``. One lane.
+    """Begin to bring numbers i to i + 7, and as many from i + n / 2 on, of the n at ``x[j]``. One lane.
 
     They are float32, or bfloat16 as uint16 bits, and the kernel may have written them. They come to a place of the
-    lane's, from ``arena[waiting]`` on: of 16 floats for each of TILE_LANES lanes, or 8 if they are bfloat16. A lane
-    has one there at a time, until :func:`tile_take`. i and j are multiples of 8, n of 32, `waiting` of 4. CUDA:
-    asynchronously. Elsewhere it does nothing, and that word does all.
+    lane's, from ``arena[waiting]`` on: of 16 floats for each of TILE_LANES lanes, or of 8 if they are bfloat16.
+    A lane has one there at a time, until :func:`tile_take`. i and j are multiples of 8, n of 32, `waiting` of 4.
+    CUDA: asynchronously. Elsewhere it does nothing, and that word does all.
     """
 
 
 def tile_take(arena, k, t, n, i, x, j, waiting):
-    """What the lane has asked for last, by :func:`tile_ask`, is of row t of the tile at k: see :func:`tile_put`."""
+    """What the lane has asked for by :func:`tile_ask` becomes part of row t of a tile: see :func:`tile_put`."""
     for first in (i, i + n // 2):
         at = k + t * (n + TILE_GAP) + first
         arena[at : at + 8] = _floats(x[j + first : j + first + 8])
@@ -634,20 +634,24 @@ def tile_begin(arena, k, queries, d):
     return 0
 
 
-def tile_attend(arena, held, k, q, queries, keys, values, across, sees, group, d):
-    """Queries of the tile at `q` attend to `across` positions, whose tiles are `keys` and `values`, of d columns.
+def tile_attend(arena, held, k, q, queries, keys, across, sees, group, d):
+    """Queries of the tile at `q` attend to `across` positions, whose keys are the tile at `keys`, of d columns.
 
-    By all lanes of the block, of 16 warps on CUDA. Query t sees the first ``sees + t // group`` of the positions:
-    its maximum grows to that of its dot products with keys; its sums and its total shrink by what that adds, and
-    get the values, each weighted by exp(dot product - maximum), and the weights. `held` is what :func:`tile_begin`
-    has returned, or the call before, and so is what this returns. At most 128 queries, and 128 positions, for d
-    up to 64; 64 positions, for d up to 128; else 64 queries and 32 positions, for d up to 256. Of the tiles of
-    positions all rows up to the next multiple of 32 are numbers.
+    That has room for 128 positions if d is at most 64, for 64 if it is at most 128, for 32 if it is at most 256;
+    behind it lies the tile of their values. By all lanes of the block, of 16 warps on CUDA.
+
+    Query t sees the first ``sees + t // group`` of the positions: its maximum grows to that of its dot products
+    with the keys; its sums and its total shrink accordingly, and get the values, each weighted by
+    exp(dot product - maximum), and the weights. On CUDA the maximum may be somewhat smaller, and changes less
+    often. `held` is what :func:`tile_begin` has returned, or the call before, and so is what this returns. There
+    are up to 128 queries, or 64 if d is above 128. Of the tiles of positions all rows up to the next multiple of
+    32 are numbers.
 
     A barrier stands before the call, and one before anybody writes the tiles. What a query gets depends on the
     calls alone, not on other queries; where it sees nothing of a call, the call may be left out. CUDA: tensor
     cores, for which also the weights are float16 (FlashAttention-2: Dao, 2023).
     """
+    values = keys + (128 if d <= 64 else 64 if d <= 128 else 32) * (d + TILE_GAP)
     for t in range(me().thread, queries, me().block.threads):
         row, seen = k + t * (d + TILE_GAP), min(across, sees + t // group)
         if seen > 0:
