@@ -243,6 +243,8 @@ def layers_in_tiles(block, window, plans, now, sampling, cache, model, act):
                 barrier()  # tiles are finished with the arena
                 attend_in_chunks(block, rows, layer, model, cache, act, False)
             grid_barrier(block)
+            plan = plan_of(plans, now)  # anew: attention needs the registers
+            rows, timed = i64(plan.count[ROWS]), timed_layer(block, plan)
             stamp(plan, ATTENDED, layer == timed)
         elif kind != tiles.LOWERED:
             tiles.normalise(block, plan, rows, kind, layer, act.x, model, act.normed)
