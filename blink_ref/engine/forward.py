@@ -238,7 +238,7 @@ def layers_in_tiles(block, window, plans, now, sampling, cache, model, act):
             rows = i64(plan.count[SAMPLES])
         if kind == tiles.ATTENDED:
             chunks = i64(plan.count[CHUNKS])
-            attend_in_tiles(block, plan, chunks, rows, layer, model, cache, act.q, act.attended)
+            attend_in_tiles(block, chunks, rows, layer, model, cache, act.q, act.attended)
             if act.most_chunks > 0:
                 barrier()  # tiles are finished with the arena
                 attend_in_chunks(block, rows, layer, model, cache, act, False)

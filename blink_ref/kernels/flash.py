@@ -299,7 +299,7 @@ def attend_tile(block, chunks, tile, across, layer, model, cache, q, attended):
 
 
 @device
-def attend_in_tiles(block, plan, chunks, rows, layer, model, cache, q, attended):
+def attend_in_tiles(block, chunks, rows, layer, model, cache, q, attended):
     """As :func:`.attention.attend`, for many rows: the tiles of so many chunks. Blocks share them out.
 
     What is attended is written as :func:`.vocabulary.block_put` does. All blocks call it, after a grid barrier
