@@ -204,6 +204,12 @@ def test_what_the_tensor_cores_do_not_serve_is_computed_as_few_rows_are(changes,
     assert not tiles_fit(WIDE, Weights.random(WIDE), small)
 
 
+def test_tiles_on_cuda_are_made_by_blocks_of_one_size():
+    sizes = replace(in_tiles(WIDE, "cpu"), target="cuda", lanes=512, shared=tiles.arena(WIDE.head_dim, halves=True))
+    assert tiles_fit(WIDE, Weights.random(WIDE), sizes)
+    assert not tiles_fit(WIDE, Weights.random(WIDE), replace(sizes, lanes=256))
+
+
 class Asked(Exception):
     """In the place of an engine's process."""
 

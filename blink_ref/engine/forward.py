@@ -151,16 +151,19 @@ def layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, 
         if kind == packing.ATTENDED:
             if pauses(block, rows, model):
                 stream.drain(block, model, stage, parity)
+            stream.keep_stage(block, model, stage, parity)  # attention needs the registers
             if act.most_chunks > 0:
                 attend_in_chunks(block, rows, layer, model, cache, act, True)
             else:
                 attend(block, plan, rows, layer, model, cache, act.q, act.attended, True)
             grid_arrive(block)
+            number = 4 * opaque(i64(layer)) + packing.ATTENDED
+            stage, parity = stream.kept_stage(block, model)
             plan = plan_of(plans, now)
             rows = i64(plan.count[ROWS])
             if pauses(block, rows, model):
                 stage, parity = stream.begin(block, model, number, asked_until(block, plan, number, model))
-            prepared = stream.prepare(block, rows, number, model)  # anew: attention needs the registers
+            prepared = stream.prepare(block, rows, number, model)
             grid_wait(block)
             stamp(plan, ATTENDED, layer == timed_layer(block, plan))
         samples, products = i64(plan.count[SAMPLES]), products_of(plan, model)

@@ -15,7 +15,7 @@ from ..ring.layout import MOST_LOGPROBS, Layout
 from ..scheduler import state
 from ..simt import aligned
 from ..simt.vocabulary import DOTS_ROWS
-from .settings import Settings
+from .settings import CUDA_LANES, Settings
 
 
 def window_layout(config: ModelConfig, settings: Settings) -> Layout:
@@ -80,9 +80,11 @@ def device_model(
 
 
 def tiles_fit(config: ModelConfig, weights: Weights, settings: Settings) -> bool:
-    """Whether steps of many rows can be computed in tiles."""
-    listed = settings.running <= MOST_LISTED
-    return listed and tiles.fits(config, weights.flat.dtype, settings.shared, settings.target == "cuda")
+    """Whether steps of many rows can be computed in tiles; on CUDA, half of the warps of a whole block copy."""
+    on_cuda = settings.target == "cuda"
+    if settings.running > MOST_LISTED or (on_cuda and settings.lanes != CUDA_LANES):
+        return False
+    return tiles.fits(config, weights.flat.dtype, settings.shared, on_cuda)
 
 
 def stream_fits(config: ModelConfig, weights: Weights, settings: Settings) -> bool:

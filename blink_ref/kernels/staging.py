@@ -18,7 +18,7 @@ STAGE_BARRIERS = REDUCTIONS
 CURSORS = STAGE_BARRIERS + 2 * (STAGES + 1) * MOST_WARPS
 """Where the warps' cursors begin in the arena."""
 
-CURSOR = 9
+CURSOR = 11
 """Words of a cursor."""
 
 PLACES = CURSORS + CURSOR * MOST_WARPS

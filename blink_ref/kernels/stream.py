@@ -83,11 +83,11 @@ MOST_SLOTS = 8
 SLOT_GAP = 16
 """Floats between the sums of two strips, which keep lanes apart in the arena's banks."""
 
-PRODUCT, STRIPS_LEFT, DONE, OF_EACH, NEXT, HOP, STAGE_NOW, PARITY, ROWS_PARITY = range(9)
+PRODUCT, STRIPS_LEFT, DONE, OF_EACH, NEXT, HOP, STAGE_NOW, PARITY, ROWS_PARITY, STAGE_KEPT, PARITY_KEPT = range(11)
 """Words of a warp's cursor: the product that it asks for; this block's strips of it that are left; of the first of
 them the fragments asked for, and of each the warp's share; the fragment to ask for next, and how far it is from
 the last of a strip to the first of the next one. The stage that is next, and the parity of the phase that will be
-over when the copy is there; the same of the mbarrier for activations."""
+over when the copy is there; the same of the mbarrier for activations. What :func:`keep_stage` keeps."""
 
 
 def arena(rows: int, warps_in_block: int, head_dim: int, page_size: int) -> int:
@@ -245,6 +245,22 @@ def drain(block, model, stage, parity):
     while stage != cursors[at + STAGE_NOW] or parity != cursors[at + PARITY]:
         mbarrier_wait(bars, i64(warp_id()) * STAGES + stage, parity)
         stage, parity = next_stage(stage), next_parity(stage, parity)
+
+
+@device
+def keep_stage(block, model, stage, parity):
+    """Keep the stage that is waited for next, and its parity, in the arena. All lanes of a warp."""
+    cursors, at = arena_view(block.shared, CURSORS, CURSOR * MOST_WARPS, model.eos), i64(warp_id()) * CURSOR
+    if lane_id() == 0:
+        cursors[at + STAGE_KEPT] = stage
+        cursors[at + PARITY_KEPT] = parity
+
+
+@device
+def kept_stage(block, model):
+    """What :func:`keep_stage` has kept; behind a barrier."""
+    cursors, at = arena_view(block.shared, CURSORS, CURSOR * MOST_WARPS, model.eos), i64(warp_id()) * CURSOR
+    return i32(cursors[at + STAGE_KEPT]), i32(cursors[at + PARITY_KEPT])
 
 
 @device
