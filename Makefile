@@ -1,5 +1,6 @@
 # make demo: a real model answers, through ring, persistent kernel and paged cache
 # make test: the tests (CPU only); make test-cuda: those that need a GPU
+# make sanitize-cuda: the kernel that serves, and single phases, under NVIDIA's compute-sanitizer
 # make compile-all: the kernel, compiled for each compute capability and type of numbers, with no GPU
 # make soak: random histories of the engine, 20,000 of them
 # make mutants: what the checker says when one barrier, acquire or release is left out of the engine
@@ -22,6 +23,10 @@ CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \(1[23]\).*/,
 
 CARD = $(shell nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1 | tr ' ' '-')
 
+# phases that share the arena between warps, each launched alone: racecheck is slow
+PHASES = tests/test_kernels_layers.py tests/test_kernels_attention.py tests/test_kernels_flash.py \
+	tests/test_kernels_flash_decoding.py
+
 # the driver maps windows that lie in memory, not on a disk
 MEMORY := /dev/shm/blink_ref-tests
 
@@ -32,7 +37,7 @@ COMPARE = --benchmark-columns=min,median,rounds --benchmark-group-by=fullname --
 
 kept = test -f "$(1)" || { echo "there is no stored run of this kind of machine ($(1)): make $(2) stores one"; exit 1; }
 
-.PHONY: demo test test-cuda compile-all soak mutants bench bench-compare bench-cuda bench-cuda-compare notebook lint clean
+.PHONY: demo test test-cuda sanitize-cuda compile-all soak mutants bench bench-compare bench-cuda bench-cuda-compare notebook lint clean
 
 demo: $(VENV:%=%/.for-use)
 	@$(RUN) -m blink_ref generate --watch --chat --max-tokens 160 "Explain in three sentences why the sky is blue."
@@ -50,6 +55,11 @@ test: $(VENV:%=%/.for-development)
 test-cuda: $(VENV:%=%/.for-development)
 	$(RUN) -m pytest -q -m cuda tests --basetemp=$(MEMORY)
 	@rm -rf $(MEMORY)
+
+sanitize-cuda: $(VENV:%=%/.for-development)
+	compute-sanitizer --tool memcheck --error-exitcode 3 $(RUN) -m tests.sanitized
+	compute-sanitizer --tool synccheck --error-exitcode 3 $(RUN) -m tests.sanitized
+	compute-sanitizer --tool racecheck --error-exitcode 3 $(RUN) -m pytest -q -m cuda $(PHASES)
 
 compile-all: $(VENV:%=%/.for-development)
 	$(RUN) -m blink_ref compile --all

@@ -205,7 +205,8 @@ def test_what_the_tensor_cores_do_not_serve_is_computed_as_few_rows_are(changes,
 
 
 def test_tiles_on_cuda_are_made_by_blocks_of_one_size():
-    sizes = replace(in_tiles(WIDE, "cpu"), target="cuda", lanes=512, shared=tiles.arena(WIDE.head_dim, halves=True))
+    shared = tiles.arena(WIDE.head_dim, halves=True)
+    sizes = replace(in_tiles(WIDE, "cpu"), target="cuda", lanes=512, shared=shared)
     assert tiles_fit(WIDE, Weights.random(WIDE), sizes)
     assert not tiles_fit(WIDE, Weights.random(WIDE), replace(sizes, lanes=256))
 
