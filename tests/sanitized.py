@@ -41,7 +41,9 @@ FILTERED = {"temperature": 0.8, "top_p": 0.9, "top_k": 50, "repetition": 1.2, "l
 
 def main(target: str) -> int:
     """0 if all tokens came."""
-    chosen = replace(settings.choose(MODEL, target), rows=128, slots=16, running=8, context=512, pages=300)
+    chosen = replace(
+        settings.choose(MODEL, target), rows=128, slots=16, running=8, reserved=1, context=512, pages=300
+    )
     window = Window.create(memory.window_layout(MODEL, chosen))
     view = memory.device_window(window.nic, window.gpu, window.layout)
     args = memory.arguments(MODEL, Weights.random(MODEL), chosen, view)
