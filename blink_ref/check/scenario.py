@@ -15,19 +15,20 @@ import numpy as np
 from ..engine import memory
 from ..engine.persistent import serve
 from ..engine.settings import Settings
-from ..kernels import attention, flash_decoding, staging, stream, tiles, work_list
+from ..kernels import attention, flash, flash_decoding, staging, stream, tiles, work_list
 from ..model.config import ModelConfig
 from ..model.weights import Weights
 from ..ring.layout import BEAT_EVENTS, BEAT_STATE, END, STOPPED, TOKEN, URGENT, unpack_record
 from ..scheduler import arrivals
+from ..simt import vocabulary
 from ..simt.checker import Count, check
 from ..simt.vocabulary import DOTS_ROWS, SYSTEM, load_acquire, relax, store_release
 
 MODEL = ModelConfig(
     name="smallest",
     vocab=13,
-    hidden=16,
-    ffn=48,
+    hidden=32,
+    ffn=80,
     layers=2,
     heads=2,
     kv_heads=1,
@@ -42,7 +43,7 @@ MODEL = ModelConfig(
     dtype="bfloat16",
 )
 
-LANES, WARPS, PAGE_SIZE = 6, 2, 4
+LANES, WARPS, PAGE_SIZE = 7, 2, 4
 
 IN_TILES = 2
 """Rows above which a step is computed in tiles, and up to which from the stream, with half of the seeds."""
@@ -262,6 +263,9 @@ def narrow_pieces() -> Iterator[None]:
         (work_list, "CHUNK", CHUNK),
         (flash_decoding, "CHUNK", CHUNK),
         (flash_decoding, "PART", PART),
+        (flash, "COLUMNS", CHUNK),
+        (flash, "TILE_POSITIONS", CHUNK),  # so that tiles go through several stages
+        (vocabulary, "TILE_POSITIONS", CHUNK),
     ]
     before = [getattr(module, name) for module, name, _ in changes]
     try:

@@ -14,6 +14,7 @@ from ..simt import device
 from ..simt.vocabulary import (
     TILE_GAP,
     TILE_LANES,
+    TILE_POSITIONS,
     arena_view,
     barrier,
     block_put,
@@ -69,9 +70,7 @@ STAGES = 2
 @device
 def most_positions(d):
     """Positions that are multiplied between two barriers."""
-    if d <= 64:
-        return i64(128)
-    return i64(64 if d <= 128 else 32)
+    return i64(TILE_POSITIONS) >> (i64(d > 64) + i64(d > 128))
 
 
 @device

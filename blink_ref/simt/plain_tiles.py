@@ -4,7 +4,19 @@ from collections.abc import Callable
 from typing import Any
 
 from . import vocabulary as words
-from .vocabulary import LOWEST, TILE_GAP, block_threads, divide, dot, exp, f32, i64, thread_id, widen
+from .vocabulary import (
+    LOWEST,
+    TILE_GAP,
+    TILE_POSITIONS,
+    block_threads,
+    divide,
+    dot,
+    exp,
+    f32,
+    i64,
+    thread_id,
+    widen,
+)
 
 
 def put(arena, k, t, n, i, x, j, scale):
@@ -39,7 +51,7 @@ def begin(arena, k, queries, d):
 def attend(arena, held, k, q, queries, keys, across, sees, group, d):
     """A position at a time, with the maximum so far: sums shrink as often as it grows."""
     pitch, t = i64(d) + TILE_GAP, i64(thread_id())
-    values = keys + (128 if d <= 64 else 64 if d <= 128 else 32) * pitch
+    values = keys + (TILE_POSITIONS >> (i64(d > 64) + i64(d > 128))) * pitch
     while t < queries:
         row, seen = k + t * pitch, min(i64(across), sees + divide(t, i64(group))[0])
         highest, total = arena[row + d], arena[row + d + 1]

@@ -586,6 +586,10 @@ def mix_of_fours(weights, w, a, i, step, n):
     return tuple((weights[w : w + n, None] * fours).sum(0, dtype=np.float32))
 
 
+TILE_POSITIONS = 128
+"""Positions in a tile of keys, or of values, of up to 64 columns; half of them up to 128, a quarter up to 256."""
+
+
 def tile_put(arena, k, t, n, i, x, j, scale):
     """Numbers i to i + 15 of row t of the tile at k, of n columns, are ``x[j:j+16]`` (float32) * scale. One lane.
 
@@ -637,8 +641,8 @@ def tile_begin(arena, k, queries, d):
 def tile_attend(arena, held, k, q, queries, keys, across, sees, group, d):
     """Queries of the tile at `q` attend to `across` positions, whose keys are the tile at `keys`, of d columns.
 
-    That has room for 128 positions if d is at most 64, for 64 if it is at most 128, for 32 if it is at most 256;
-    behind it lies the tile of their values. By all lanes of the block, of 16 warps on CUDA.
+    That has room for TILE_POSITIONS if d is at most 64, for half of them if it is at most 128, for a quarter if it
+    is at most 256; behind it lies the tile of their values. By all lanes of the block, of 16 warps on CUDA.
 
     Query t sees the first ``sees + t // group`` of the positions: its maximum grows to that of its dot products
     with the keys; its sums and its total shrink accordingly, and get the values, each weighted by
@@ -651,7 +655,7 @@ def tile_attend(arena, held, k, q, queries, keys, across, sees, group, d):
     calls alone, not on other queries; where it sees nothing of a call, the call may be left out. CUDA: tensor
     cores, for which also the weights are float16 (FlashAttention-2: Dao, 2023).
     """
-    values = keys + (128 if d <= 64 else 64 if d <= 128 else 32) * (d + TILE_GAP)
+    values = keys + (TILE_POSITIONS >> (d > 64) + (d > 128)) * (d + TILE_GAP)
     for t in range(me().thread, queries, me().block.threads):
         row, seen = k + t * (d + TILE_GAP), min(across, sees + t // group)
         if seen > 0:
