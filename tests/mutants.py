@@ -47,8 +47,8 @@ REDUNDANT = {
         "none, each lane reads what it has written itself"
     ),
     "kernels.tiles.finish_pieces: warp_barrier 2": (
-        "it orders a warp's reads of a row with what it writes of its next one; in Python only a first warp has two "
-        "rows, and its four lanes read no column that another of them writes. On CUDA there are 32"
+        "it orders a warp's reads of a row with what it writes of its next one; in Python only a first warp has "
+        "two rows, and its four lanes read no column that another of them writes. On CUDA there are 32"
     ),
     "kernels.stream.begin: async_fence 1": (
         "it orders copies with what tiles have written where the stages are, and keys and values, on CUDA: in "
