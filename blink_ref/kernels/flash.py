@@ -70,7 +70,9 @@ STAGES = 2
 @device
 def most_positions(d):
     """Positions that are multiplied between two barriers."""
-    return i64(TILE_POSITIONS) >> (i64(d > 64) + i64(d > 128))
+    if d <= 64:
+        return i64(TILE_POSITIONS)
+    return i64(TILE_POSITIONS >> 1 if d <= 128 else TILE_POSITIONS >> 2)
 
 
 @device

@@ -51,7 +51,8 @@ def begin(arena, k, queries, d):
 def attend(arena, held, k, q, queries, keys, across, sees, group, d):
     """A position at a time, with the maximum so far: sums shrink as often as it grows."""
     pitch, t = i64(d) + TILE_GAP, i64(thread_id())
-    values = keys + (TILE_POSITIONS >> (i64(d > 64) + i64(d > 128))) * pitch
+    most = TILE_POSITIONS if d <= 64 else TILE_POSITIONS >> 1 if d <= 128 else TILE_POSITIONS >> 2
+    values = keys + most * pitch
     while t < queries:
         row, seen = k + t * pitch, min(i64(across), sees + divide(t, i64(group))[0])
         highest, total = arena[row + d], arena[row + d + 1]

@@ -655,7 +655,8 @@ def tile_attend(arena, held, k, q, queries, keys, across, sees, group, d):
     calls alone, not on other queries; where it sees nothing of a call, the call may be left out. CUDA: tensor
     cores, for which also the weights are float16 (FlashAttention-2: Dao, 2023).
     """
-    values = keys + (TILE_POSITIONS >> (d > 64) + (d > 128)) * (d + TILE_GAP)
+    most = TILE_POSITIONS if d <= 64 else TILE_POSITIONS >> 1 if d <= 128 else TILE_POSITIONS >> 2
+    values = keys + most * (d + TILE_GAP)
     for t in range(me().thread, queries, me().block.threads):
         row, seen = k + t * (d + TILE_GAP), min(across, sees + t // group)
         if seen > 0:
