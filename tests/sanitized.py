@@ -11,30 +11,13 @@ import numpy as np
 
 from blink_ref.engine import memory, settings
 from blink_ref.engine.persistent import serve
-from blink_ref.model.config import ModelConfig
 from blink_ref.model.weights import Weights
 from blink_ref.nic.client import Nic
 from blink_ref.ring.window import Window
 from blink_ref.simt import start
+from tests.engine_bench import SMALL
 
-MODEL = ModelConfig(
-    name="sanitized",
-    vocab=2048,
-    hidden=256,
-    ffn=512,
-    layers=3,
-    heads=4,
-    kv_heads=2,
-    head_dim=64,
-    context=1024,
-    rms_eps=1e-5,
-    rope_theta=10000.0,
-    rope_scaling=None,
-    tied=True,
-    bos_id=None,
-    eos_ids=(),
-    dtype="bfloat16",
-)
+MODEL = replace(SMALL, vocab=2048, hidden=256, ffn=512, layers=3, head_dim=64, context=1024)
 PROMPTS, TOKENS, MAX_STEPS, PATIENCE = (300, 3, 40, 130), 12, 200, 3
 FILTERED = {"temperature": 0.8, "top_p": 0.9, "top_k": 50, "repetition": 1.2, "logprobs": 3, "seed": 3}
 
