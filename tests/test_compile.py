@@ -47,9 +47,14 @@ def test_the_persistent_kernel_has_no_spill_no_local_memory_and_no_double_precis
 
 
 def test_each_fault_of_a_kernel_is_named():
-    good = Report("9.0", 100, spill_bytes=0, local_bytes=0, shared_bytes=0, f64=0, max_threads=512)
+    good = Report("9.0", 100, spill_bytes=0, local_bytes=0, shared_bytes=0, f64=0, serialized=0, max_threads=512)
     assert good.faults() == []
-    for field, word in (("spill_bytes", "spilled"), ("local_bytes", "local"), ("f64", "double")):
+    for field, word in (
+        ("spill_bytes", "spilled"),
+        ("local_bytes", "local"),
+        ("f64", "double"),
+        ("serialized", "wait for each other"),
+    ):
         (fault,) = Report(**{**good.as_dict(), field: 8}).faults()
         assert word in fault
 
@@ -58,7 +63,7 @@ def test_the_command_reports_in_json(compiled, capsys, monkeypatch):
     monkeypatch.setattr(command, "compile_kernel", lambda *kernel: compiled[kernel])
     assert command.main(["--cc", "9.0", "--kv-dtype", "bfloat16", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert {"registers", "spill_bytes", "local_bytes", "shared_bytes", "f64"} <= report.keys()
+    assert {"registers", "spill_bytes", "local_bytes", "shared_bytes", "f64", "serialized"} <= report.keys()
     assert 0 < report["registers"] <= 128
     assert report["shared_bytes"] > 200_000
 

@@ -50,7 +50,7 @@ def test_commands_run_here_with_the_smallest_model_and_few_tokens(command, tmp_p
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c[0] == "compile"], ids=" ".join)
 def test_a_kernel_is_compiled_as_it_is_shown(command, monkeypatch, capsys):
     """Up to the compilation, which takes a minute, and which test_compile.py does."""
-    report = Report("9.0", 100, spill_bytes=0, local_bytes=0, shared_bytes=0, f64=0, max_threads=512)
+    report = Report("9.0", 100, spill_bytes=0, local_bytes=0, shared_bytes=0, f64=0, serialized=0, max_threads=512)
     monkeypatch.setattr(compiling, "compile_kernel", lambda cc, dtype, kv_dtype: ("", report))
     assert compiling.main(command[1:]) == 0
     assert "registers" in capsys.readouterr().out

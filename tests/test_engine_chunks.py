@@ -38,7 +38,7 @@ def test_logits_of_few_rows_over_several_chunks_are_nearly_those_of_the_referenc
     """What is missing is what bfloat16 keys and values lack: 2**-9 of themselves."""
     model, n = model_of(shape), CHUNK + 40
     ids = some_ids(model[0], n)
-    steps = StepsInStream(model, target, rows=stream.MOST_ROWS, blocks=3, room=17600, kv_dtype=BF16)
+    steps = StepsInStream(model, target, rows=stream.MOST_ROWS, blocks=3, room=20000, kv_dtype=BF16)
     assert steps.bench.act.most_chunks > 1
     assert model[0].kv_heads * stream.MOST_ROWS > 2 * 3  # the stream stops
     logits = np.concatenate([steps.step(ids[at : at + 16])[0] for at in range(0, n, 16)])
@@ -50,7 +50,7 @@ def test_logits_of_few_rows_over_several_chunks_are_nearly_those_of_the_referenc
 def test_logits_in_plain_python():
     model, n = model_of("heads of 32"), 5
     ids = some_ids(model[0], n)
-    steps = StepsInStream(model, "python", rows=3, room=17600, kv_dtype=BF16)
+    steps = StepsInStream(model, "python", rows=3, room=20000, kv_dtype=BF16)
     assert steps.bench.act.most_chunks > 1
     logits = np.concatenate([steps.step(ids[:3])[0], steps.step(ids[3:])[0]])
     expected = Reference(*model).logits(ids)
@@ -66,7 +66,7 @@ def test_what_attends_in_place_of_the_stages_gives_the_same_and_may_be_interrupt
     answers, pauses = [], []
     for blocks, interrupted in ((1, False), (3, False), (1, True), (3, True)):
         settings = chosen(model[0], target, blocks=blocks, rows=16, running=4, context=100, kv_dtype=BF16)
-        made = Bench(model, streaming(settings, model[0], rows=16, room=17600))
+        made = Bench(model, streaming(settings, model[0], rows=16, room=20000))
         assert made.act.most_chunks > 0
         if interrupted:
             made.interrupt(1)

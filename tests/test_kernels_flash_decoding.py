@@ -9,7 +9,7 @@ from test_kernels_attention import LAYER, SPARE, empty_cache, put
 
 from blink_ref.engine import memory
 from blink_ref.kernels import attention, flash_decoding
-from blink_ref.kernels.staging import LISTED, WORK
+from blink_ref.kernels.staging import LISTED, MOST_NOTED, WORK
 from blink_ref.kernels.work_list import CHUNK, ENTRY, FIRST_ITEM, FIRST_TILE, LENGTH, ROW, SLOT, list_work
 from blink_ref.simt import aligned, device, launch, vocabulary
 from blink_ref.simt.on_python import me
@@ -36,7 +36,7 @@ def attend_alone(block, plan, rows, limit, beyond, layer, model, cache, act):
     poison_arena(block)
     list_work(block, plan, rows, True, True, model)
     barrier()
-    flash_decoding.note_own(block, rows, limit, beyond, model, cache)
+    flash_decoding.note_own(block, rows, limit, beyond, model, cache, act)
     barrier()
     flash_decoding.attend_in_chunks(block, rows, layer, model, cache, act, True)
 
@@ -102,6 +102,23 @@ def test_a_row_gets_the_same_alone_in_any_batch_and_on_any_number_of_blocks(targ
     for slot in slots:
         alone = attend(target, lanes, config, model, cache, [slot], [lengths[slot]], q[slot : slot + 1])
         np.testing.assert_array_equal(alone[0], together[slot])
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_block_may_have_more_items_than_it_has_noted_at_a_time(target, lanes, room, monkeypatch):
+    lengths, noted = [600, 1, 300] * 5, MOST_NOTED
+    if target == "python":
+        lengths, noted = [260, 5], 2
+        monkeypatch.setattr(flash_decoding, "MOST_NOTED", noted)
+    model, _, config = model_of(heads=4, kv_heads=2, head_dim=32)
+    cache = empty_cache(model, len(lengths), max(lengths), 16, BF16)
+    for slot, n in enumerate(lengths):
+        put(model, cache, slot, *kept_exactly(floats(2, n, 2, 32, seed=n), BF16))
+    q, slots = floats(len(lengths), 4, 32, seed=9), list(range(len(lengths)))
+    assert sum(2 * -(-n // CHUNK) for n in lengths) > noted
+    alone = attend(target, lanes, config, model, cache, slots, lengths, q, blocks=1, room=room)
+    shared = attend(target, lanes, config, model, cache, slots, lengths, q, blocks=7)
+    np.testing.assert_array_equal(alone, shared)
 
 
 NONE = (0, 0, 0, 0), 0
@@ -248,7 +265,8 @@ def words_alone(block, k, of_keys, of_values, ahead, x, heads, d, keys, values, 
 def test_heads_attend_as_the_specification_says(target, lanes, heads, d, n, room):
     span = -(-d // 64) * 64 * HEADS
     k = 2 * span
-    places = {TOGETHER: (k, k), APART: (0, k), AHEAD: (0, span)}[room]
+    of_part = k + 2 * HEADS
+    places = {TOGETHER: (of_part, of_part), APART: (0, of_part), AHEAD: (0, span)}[room]
     x, weights = floats(max(heads * d, 8 * n + 8), seed=1), floats(n, seed=4)
     stored = [aligned((n + 2) * d, np.uint16) for _ in range(2)]
     of_keys, of_values = (kept_exactly(floats(n + 2, d, seed=seed), BF16) for seed in (2, 3))
@@ -264,9 +282,10 @@ def test_heads_attend_as_the_specification_says(target, lanes, heads, d, n, room
     highest = scores.max(1)
     exact = np.exp(scores - highest[:, None])
     sums = exact @ of_values[1 : n + 1].astype(np.float64)
-    got = out[:span].reshape(-1, HEADS, 64).transpose(1, 0, 2).reshape(HEADS, -1)[:heads, :d]
+    got = out[2 * HEADS :][: -(-d // 64) * 64 * heads].reshape(-1, heads, 64)
+    got = got.transpose(1, 0, 2).reshape(heads, -1)[:, :d]
     assert np.linalg.norm(got - sums) < CLOSE[target] * np.linalg.norm(sums)
-    np.testing.assert_allclose(out[span : span + 2 * heads : 2], highest, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(out[span + 1 : span + 2 * heads : 2], exact.sum(1), rtol=1e-4)
+    np.testing.assert_allclose(out[: 2 * heads : 2], highest, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(out[1 : 2 * heads : 2], exact.sum(1), rtol=1e-4)
     fours = np.stack([x[4 + 8 * m : 8 + 8 * m] for m in range(n)])
     np.testing.assert_allclose(mixed, weights @ fours, rtol=1e-4, atol=1e-5)

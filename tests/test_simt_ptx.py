@@ -403,6 +403,17 @@ PTX = """
 """
 
 
+@device
+def ask_alone(block, cache, at, n):
+    heads_ask(block.shared, at, at + 4096, cache, cache, at, n, i64(16))
+
+
+def test_loops_that_must_stay_rolled_do():
+    """Each of heads_ask's loops has its copies once: of two pieces of keys, and of four of values."""
+    ptx = compiled(ask_alone, vector(np.uint16), numba.int64, numba.int64)
+    assert ptx.count("cp.async.cg.shared.global") == 2 + 4
+
+
 def keep_many(n, registers):
     """A kernel that holds n numbers at a time in `registers` registers."""
     loads = [f"ld.volatile.global.f32 %f{i}, [%rd2+{4 * i}];" for i in range(n)]
@@ -415,6 +426,21 @@ def test_spilled_registers_are_counted():
     assert (free.spill_bytes, free.faults()) == (0, [])
     assert tight.spill_bytes > 0
     assert any("spilled registers" in fault for fault in tight.faults())
+
+
+def test_products_of_four_warps_that_wait_for_each_other_are_counted(monkeypatch, tmp_path):
+    """A ptxas that says of a kernel what this one has said of the persistent kernel."""
+    said = (
+        "(C7519) Potential Performance Loss: wgmma.mma_async instructions are serialized due to program dependence"
+    )
+    ptxas = tmp_path / "ptxas"
+    ptxas.write_text(f"#!/bin/sh\necho 'ptxas info    : Used 30 registers'\necho '{said}'\n")
+    ptxas.chmod(0o755)
+    assert assembler.assemble(keep_many(60, 128), (9, 0)).serialized == 0
+    monkeypatch.setattr(assembler, "find_ptxas", lambda: ptxas)
+    report = assembler.assemble("", (9, 0))
+    assert (report.registers, report.serialized) == (30, 1)
+    assert report.faults() == ["wgmma instructions that wait for each other"]
 
 
 def test_text_that_is_no_ptx_is_refused_in_the_words_of_ptxas():

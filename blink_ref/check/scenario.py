@@ -22,7 +22,7 @@ from ..ring.layout import BEAT_EVENTS, BEAT_STATE, END, STOPPED, TOKEN, URGENT, 
 from ..scheduler import arrivals
 from ..simt import vocabulary
 from ..simt.checker import Count, check
-from ..simt.vocabulary import DOTS_ROWS, SYSTEM, load_acquire, relax, store_release
+from ..simt.vocabulary import DOTS_ROWS, HEADS, SYSTEM, load_acquire, relax, store_release
 
 MODEL = ModelConfig(
     name="smallest",
@@ -234,7 +234,7 @@ def run(seed: int) -> list[Count]:
     if in_chunks:
         rows, chunks = max(SETTINGS.running, IN_TILES), -(-MODEL.context // CHUNK)
         partial = memory.poisoned(rows * chunks * flash_decoding.part_size(MODEL.head_dim))
-        act = act._replace(partial=partial, arrived=np.zeros(rows, np.int32), most_chunks=chunks)
+        act = act._replace(partial=partial, arrived=np.zeros(rows * HEADS, np.int32), most_chunks=chunks)
     args = *most, cache, model._replace(tiles=in_tiles), act, context
     with narrow_pieces():
         return check(

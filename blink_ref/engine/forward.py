@@ -88,7 +88,7 @@ def begin_step(block, plan, rows, first_layer, model, cache, act, packed):
                     limit, beyond = stream.rope_at(block, model), limit
                     if pauses(block, rows, model):
                         beyond = stream.stages_at(block)
-                note_own(block, entries, limit, beyond, model, cache)
+                note_own(block, entries, limit, beyond, model, cache, act)
     return stage, parity, streamed
 
 
@@ -247,6 +247,7 @@ def layers_in_tiles(block, window, plans, now, sampling, cache, model, act):
                 attend_in_chunks(block, rows, layer, model, cache, act, False)
             grid_barrier(block)
             plan = plan_of(plans, now)  # anew: attention needs the registers
+            kind = i32(opaque(i64(tiles.ATTENDED)))
             rows, timed = i64(plan.count[ROWS]), timed_layer(block, plan)
             stamp(plan, ATTENDED, layer == timed)
         elif kind != tiles.LOWERED:

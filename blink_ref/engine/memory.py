@@ -14,7 +14,7 @@ from ..ring.device import Window
 from ..ring.layout import MOST_LOGPROBS, Layout
 from ..scheduler import state
 from ..simt import aligned
-from ..simt.vocabulary import DOTS_ROWS
+from ..simt.vocabulary import DOTS_ROWS, HEADS
 from .settings import CUDA_LANES, Settings
 
 
@@ -123,7 +123,7 @@ def activations(
         gated=poisoned(rows * config.ffn),
         pieces=poisoned(tiles_at_once * DOTS_ROWS * DOTS_ROWS),
         partial=poisoned(units * most_chunks * flash_decoding.part_size(config.head_dim) if most_chunks else 8),
-        arrived=np.zeros(units, np.int32),
+        arrived=np.zeros(units * HEADS, np.int32),
         most_chunks=most_chunks,
         logits=poisoned(samples * config.vocab),
         adjusted=poisoned(samples * config.vocab),

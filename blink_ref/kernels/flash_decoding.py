@@ -3,13 +3,15 @@
 :func:`.attention.attend` gives a row's head to one block. Here an item of work is a row, a group of heads that
 read the same keys and values, and a chunk of CHUNK positions: a lone request keeps many blocks busy, and keys and
 values are read once for all heads of their group. A warp takes PART positions of a chunk at a time, by the word
-`heads_attend` (on a GPU: tensor cores). What the parts give is merged in their order, and what the chunks of a row
-give in theirs, by the block that is the last to finish one. So a row's result depends on no other row, nor on the
-number of blocks or warps. The KV cache holds bfloat16 here.
+`heads_attend` (on a GPU: tensor cores). What the parts give is merged in their order, a warp a head, and what the
+chunks of a row give in theirs, by whoever is the last to merge one. So a row's result depends on no other row, nor
+on the number of blocks or warps. The KV cache holds bfloat16 here.
 
-A block takes items that follow each other. Where the arena has room for it, a warp has places for keys and values
-apart from those for what its parts give, and its next part, of the next item too, is on its way while an item is
-multiplied and merged.
+A block takes items that follow each other, and notes what it has to know of them once for all layers of a step
+(:func:`note_own`), if they are not too many. Where the arena has room for it, a warp has places for keys and
+values apart from those for what its parts give, and its next part, of the next item too, is on its way while an
+item is multiplied; and there are two buffers for what parts give, so that some warps merge an item while the
+others are at the next one.
 
 What there is to do is listed when a step begins (:mod:`.work_list`).
 """
@@ -33,6 +35,7 @@ from ..simt.vocabulary import (
     heads_attend,
     i32,
     i64,
+    lane_broadcast,
     lane_id,
     lane_max,
     lane_sum,
@@ -47,33 +50,44 @@ from ..simt.vocabulary import (
 )
 from .attention import NOTHING, page_start
 from .packing import block_row_at, row_at
-from .staging import ENTRY, LISTED, MOST_PARTS, OWN, SCRATCH, WORK
+from .staging import ENTRY, ITEM, LISTED, MOST_NOTED, MOST_PARTS, OWN, SCRATCH, WORK
 from .work_list import CHUNK, FIRST_ITEM, LENGTH, ROW, SLOT, chunks_of, entry_of, octets
 
-OWN_FIRST, OWN_END, OWN_ENTRY, OWN_PLACES, OWN_PARTS = range(OWN, OWN + 5)
-"""Words of the list of work: this block's first item, the one behind its last, the entry of its first, and where
-keys and values lie in the arena (see :func:`places`). Then of each part of the first item: where it begins in a
-layer of the cache, in positions, and how many it has (0 or less: none)."""
+(
+    OWN_FIRST, OWN_END, OWN_ENTRIES, OWN_NOTED, OWN_COUNT,
+    AHEAD, BUFFERS, KEYS_AT, VALUES_AT, PLACE_STEP, PARTS_AT, PART_STEP, CHUNK_SIZE, NOTED,
+) = range(OWN, OWN + 14)  # fmt: skip
+"""Words of the list of work: this block's first item, the one behind its last, how many entries are listed, the
+first item of which it is noted what is known of it, and of how many it is. Whether keys and values come ahead, and
+how many buffers there are for what parts give; where keys, values, and what parts give lie in the arena, and the
+steps between them (see :func:`note_places`); the floats of what a chunk gives. Then what is noted of items."""
 
-TOGETHER, APART = 0, -1
-"""Whether the arena has room for one of a part's keys and values, or for both."""
+POSITIONS, PARTS, ITS_HEADS, QUERY, UNIT, INDEX, CHUNKS, DONE, FRESH, TURN, PLACE = range(11)
+"""Words of what is noted of an item: how many positions, parts and heads it has, the first of these among the
+heads of all rows, the number of its row's unit among all, that of its chunk, and how many the row has. How many of
+these the block has done with this item, if no more follow; whether it has other queries than the item before;
+which warp merges the first of its heads. Then where each part begins in a layer of the cache, in positions."""
 
-LAST = SCRATCH
-"""Where the arena says whether a block was the last of a row."""
-WEIGHTS = SCRATCH + 4
-"""Where the parts' weights begin, for each head."""
-QUERIES = WEIGHTS + HEADS * MOST_PARTS
-"""Where the queries of a unit begin, and behind them, at :func:`parts_at`, the parts' results."""
+WEIGHTS = SCRATCH
+"""Where the parts' weights begin, for each warp."""
+QUERIES = WEIGHTS + MOST_PARTS * MOST_PARTS
+"""Where the queries of a unit begin, those of another one behind them, and then, at :func:`parts_at`, the parts'
+results."""
+
+
+def span(head_dim: int) -> int:
+    """Floats of the places of a part's keys, or of its values."""
+    return -(-head_dim // 64) * 64 * HEADS
 
 
 def part_size(head_dim: int) -> int:
-    """Floats of what a part gives (see `heads_attend`)."""
-    return int(span_of(head_dim)) + 2 * HEADS
+    """Floats of what a part gives (see `heads_attend`), or a chunk, of HEADS heads."""
+    return span(head_dim) + 2 * HEADS
 
 
 def arena(head_dim: int) -> int:
     """Floats of arena that are needed at least."""
-    return QUERIES + HEADS * head_dim + MOST_PARTS * part_size(head_dim)
+    return QUERIES + 2 * HEADS * head_dim + MOST_PARTS * part_size(head_dim)
 
 
 def fits(config: ModelConfig, page_size: int, room: int) -> bool:
@@ -88,34 +102,111 @@ def units_of(config: ModelConfig) -> int:
 
 @device
 def span_of(d):
-    """Floats of the sums of all heads of a unit."""
+    """:func:`span`."""
     return ((i64(d) + 63) >> 6) * (64 * HEADS)
 
 
 @device
-def note_own(block, n, limit, beyond, model, cache):
-    """Look up, once for all layers of a step, which items of n entries are this block's, and where its first lies.
+def size_of(model):
+    """Floats of what a part gives, or a chunk: :func:`part_size`, of as many heads as a unit has at most."""
+    group = divide(opaque(i64(model.heads)), i64(model.kv_heads))[0]
+    return 2 * HEADS + ((opaque(i64(model.head_dim)) + 63) >> 6) * 64 * min(group, i64(HEADS))
+
+
+@device
+def team():
+    """How many warps of the block attend."""
+    return i32(min(i32(warps()), i32(MOST_PARTS)))
+
+
+@device
+def note_own(block, n, limit, beyond, model, cache, act):
+    """Note, once for all layers of a step, which items of n entries are this block's, and what is known of them.
 
     The arena is used up to `limit`, and from `beyond` to its end for what comes ahead, if that fits in. All lanes,
     behind :func:`.list_work` and a barrier; a barrier is to follow.
     """
-    work, part = arena_view(block.shared, WORK, LISTED, model.eos), i64(thread_id())
+    work = arena_view(block.shared, WORK, LISTED, model.eos)
     items = i64(work[ENTRY * n + FIRST_ITEM])
     first = i32(first_of_share(items, i64(block.id), i64(block.blocks)))
     end = i32(first_of_share(items, i64(block.id) + 1, i64(block.blocks)))
-    entry = i32(entry_of(work, n, FIRST_ITEM, first))
-    if first < end:
-        entry = entry_from(work, entry, first)
-        while part < MOST_PARTS:
-            place, seen = find_part(block, entry, first, part, model, cache)
-            work[OWN_PARTS + 2 * part] = place
-            work[OWN_PARTS + 2 * part + 1] = seen
-            part += block_threads()
     if thread_id() == 0:
         work[OWN_FIRST] = first
         work[OWN_END] = end
-        work[OWN_ENTRY] = entry
-        work[OWN_PLACES] = places(i64(block.shared.shape[0]), limit, beyond, opaque(i64(model.head_dim)))
+        work[OWN_ENTRIES] = i32(n)
+        note_places(work, i64(block.shared.shape[0]), limit, beyond, model)
+    note_items(block, n, first, first, end, model, cache, act)
+
+
+@device
+def note_places(work, size, limit, beyond, model):
+    """Where keys, values, and what parts give lie in an arena of that size. One lane.
+
+    If there is room for them at the arena's end, keys and values have places of each warp, and come ahead.
+    Without, a part's values come to where it leaves what it gives, behind the first 2 * HEADS floats of it, and
+    its keys too, or, with room for them, behind that.
+    """
+    d, first = opaque(i64(model.head_dim)), parts_at(model.head_dim)
+    span, step = span_of(d), size_of(model)
+    at = (size - 2 * team() * span) & -4
+    most = min(at, limit) - first
+    ahead, buffers, keys, values, place_step = i32(1), i32(1), at, at + span, 2 * span
+    if at >= beyond and MOST_PARTS * step <= most:
+        buffers = i32(2 if 2 * MOST_PARTS * step <= most else 1)
+    else:
+        ahead, step, values = i32(0), span + 2 * HEADS, first + 2 * HEADS
+        keys = values
+        if first + MOST_PARTS * (step + span) <= limit:
+            keys, step = values + span, step + span
+        place_step = step
+    work[AHEAD] = ahead
+    work[BUFFERS] = buffers
+    work[KEYS_AT] = i32(keys)
+    work[VALUES_AT] = i32(values)
+    work[PLACE_STEP] = i32(place_step)
+    work[PARTS_AT] = i32(first)
+    work[PART_STEP] = i32(step)
+    work[CHUNK_SIZE] = i32(size_of(model))
+
+
+@device
+def note_items(block, n, own, noted, end, model, cache, act):
+    """Note what is known of the items from `noted` on, up to MOST_NOTED of those from `own` to `end`."""
+    work, e = arena_view(block.shared, WORK, LISTED, model.eos), i64(thread_id())
+    count = min(i64(MOST_NOTED), i64(end) - i64(noted))
+    if thread_id() == 0:
+        work[OWN_NOTED] = noted
+        work[OWN_COUNT] = i32(count)
+    while e < count * MOST_PARTS:
+        j, part = divide(e, i64(MOST_PARTS))
+        item, at = i32(i64(noted) + j), NOTED + ITEM * j
+        entry = entry_of(work, n, FIRST_ITEM, item)
+        length = i64(work[ENTRY * entry + LENGTH])
+        chunks = chunks_of(length)
+        unit, chunk = divide(i64(item - work[ENTRY * entry + FIRST_ITEM]), chunks)
+        head, heads, kv_head = heads_of(model, unit)
+        positions, place = min(i64(CHUNK), length - chunk * CHUNK), i64(0)
+        if part * PART < positions:
+            n_page, inside = divide(chunk * CHUNK + part * PART, i64(cache.page_size))
+            page = i64(cache.table[i64(work[ENTRY * entry + SLOT]), n_page])
+            place = (page * i64(model.kv_heads) + kv_head) * i64(cache.page_size) + inside
+        work[at + PLACE + part] = i32(place)
+        if part == 0:
+            work[at + POSITIONS] = i32(positions)
+            work[at + PARTS] = i32(divide(positions + (PART - 1), i64(PART))[0])
+            work[at + ITS_HEADS] = i32(heads)
+            work[at + QUERY] = i32(i64(work[ENTRY * entry + ROW]) * i64(model.heads) + head)
+            of_all = entry * i64(model.kv_heads) * octets(model) + unit
+            work[at + UNIT] = i32(of_all)
+            work[at + INDEX] = i32(of_all * act.most_chunks + chunk)
+            work[at + CHUNKS] = i32(chunks)
+            work[at + FRESH] = i32(int(chunk == 0) | int(item == noted))
+            work[at + TURN] = i32(divide(j * HEADS, i64(team()))[1])
+            done = min(chunk, i64(item) - i64(own)) + 1
+            if chunk + 1 < chunks and i32(item + 1) < end:
+                done = i64(0)
+            work[at + DONE] = i32(done)
+        e += block_threads()
 
 
 @device
@@ -127,38 +218,100 @@ def attend_in_chunks(block, rows, layer, model, cache, act, in_fragments):
     otherwise as :func:`block_put`.
     """
     work = arena_view(block.shared, WORK, LISTED, model.eos)
-    item, entry, place, seen = work[OWN_FIRST], work[OWN_ENTRY], i32(0), i32(0)
-    if item < work[OWN_END] and warp_id() < MOST_PARTS:
-        place, seen = work[OWN_PARTS + 2 * warp_id()], work[OWN_PARTS + 2 * warp_id() + 1]
-        ask(block, i64(warp_id()), place, seen, layer, model, cache)
-    while item < work[OWN_END]:
-        entry = entry_from(work, entry, item)
-        place, seen = attend_chunk(block, entry, item, place, seen, layer, model, cache, act)
-        finish_chunk(block, entry, item, rows, model, act, in_fragments)
-        item = i32(item + 1)
+    noted = work[OWN_FIRST]
+    while noted < work[OWN_END]:
+        if noted != work[OWN_NOTED]:
+            first, end, n = work[OWN_FIRST], work[OWN_END], i64(work[OWN_ENTRIES])
+            barrier()
+            note_items(block, n, first, noted, end, model, cache, act)
+            barrier()
+        attend_noted(block, rows, layer, model, cache, act, in_fragments)
+        noted = i32(work[OWN_NOTED] + MOST_NOTED)  # anew: attention needs the registers
 
 
 @device
-def ask(block, part, place, seen, layer, model, cache):
-    """One warp: `seen` keys and values from a place of the cache on are on their way to where a part has them."""
-    d = opaque(i64(model.head_dim))
-    of_keys, of_values = places_of(block, part, d, model)
-    at = of_layer(place, layer, model, cache)
-    heads_ask(block.shared, of_keys, of_values, cache.keys, cache.values, at, d, i64(seen))
+def attend_noted(block, rows, layer, model, cache, act, in_fragments):
+    """The noted items. `side` says which queries are those of an item."""
+    work, j, side = arena_view(block.shared, WORK, LISTED, model.eos), i32(0), i32(0)
+    ask(block, noted_at(j), i32(warp_id()), layer, model, cache)
+    fetch_queries(block, noted_at(j), side, model, act)
+    while j < work[OWN_COUNT]:
+        at, part = noted_at(j), i32(warp_id())
+        parts, ahead, more = work[at + PARTS], work[AHEAD] != 0, i32(j + 1) < work[OWN_COUNT]
+        if int(j == 0) | int(work[BUFFERS] == 1):
+            barrier()  # the queries are there, and what the item before gave has been merged
+        if ahead and part >= parts and more:
+            ask(block, i32(at + ITEM), part, layer, model, cache)
+        if not ahead and j > 0:
+            ask(block, at, part, layer, model, cache)
+        while part < parts:
+            attend_part(block, j, part, side, more, layer, model, cache)
+            part = i32(part + team())
+            if not ahead:
+                ask(block, at, part, layer, model, cache)
+        if more and work[at + ITEM + FRESH] != 0:
+            side = i32(side ^ 1)
+            fetch_queries(block, i32(at + ITEM), side, model, act)
+        barrier()  # what the parts give is there
+        merge_item(block, j, rows, model, act, in_fragments)
+        j = i32(j + 1)
+
+
+@device
+def noted_at(j):
+    """Where it is noted what is known of the j-th noted item."""
+    return i32(NOTED + ITEM * j)
+
+
+@device
+def fetch_queries(block, at, side, model, act):
+    """The queries of an item, noted at `at`, for behind a barrier. All lanes."""
+    work, d = arena_view(block.shared, WORK, LISTED, model.eos), opaque(i64(model.head_dim))
+    query = i64(work[at + QUERY]) * d
+    block_copy(block.shared, i64(queries_at(side, d)), act.q, query, i64(work[at + ITS_HEADS]) * d)
+
+
+@device
+def queries_at(side, d):
+    """Where a unit's queries lie in the arena."""
+    return i32(QUERIES + side * (HEADS * i32(d)))
+
+
+@device
+def places_of(work, part):
+    """Where a part's keys lie in the arena, and its values: in places of the warp, or of the part."""
+    step = i32(work[PLACE_STEP] * (i32(warp_id()) if work[AHEAD] != 0 else part))
+    return i32(work[KEYS_AT] + step), i32(work[VALUES_AT] + step)
+
+
+@device
+def part_at(work, j, part):
+    """Where what a part of the j-th noted item gives begins in the arena."""
+    buffer = i32(j & i32(work[BUFFERS] - 1))
+    return i32(work[PARTS_AT] + i32(buffer * MOST_PARTS + part) * work[PART_STEP])
+
+
+@device
+def seen_of(work, at, part):
+    """How many positions a part of an item has: 0 or less, if it has none."""
+    return i32(min(i32(PART), i32(work[at + POSITIONS] - part * PART)))
+
+
+@device
+def ask(block, at, part, layer, model, cache):
+    """One warp: a part's keys and values are on their way to its places, if the item noted at `at` has it."""
+    work = arena_view(block.shared, WORK, LISTED, model.eos)
+    if part < work[at + PARTS]:
+        of_keys, of_values = places_of(work, part)
+        first, d = of_layer(work[at + PLACE + part], layer, model, cache), opaque(i64(model.head_dim))
+        seen = i64(seen_of(work, at, part))
+        heads_ask(block.shared, i64(of_keys), i64(of_values), cache.keys, cache.values, first, d, seen)
 
 
 @device
 def of_layer(place, layer, model, cache):
     """Where a place, counted in positions, lies in a layer of the cache."""
     return page_start(cache, model, layer, i32(0), i64(0)) + i64(place) * opaque(i64(model.head_dim))
-
-
-@device
-def entry_from(work, entry, item):
-    """The entry of an item that is not before the entry's own."""
-    while work[ENTRY * i64(entry) + ENTRY + FIRST_ITEM] <= item:
-        entry = i32(entry + 1)
-    return entry
 
 
 @device
@@ -173,231 +326,173 @@ def heads_of(model, unit):
 @device
 def parts_at(d):
     """Where the parts' results begin in the arena."""
-    return QUERIES + HEADS * i64(d)
+    return QUERIES + 2 * HEADS * i64(d)
 
 
 @device
-def places(size, limit, beyond, d):
-    """Where each warp's places for keys and values that come ahead begin, at the end of an arena of that size.
+def attend_part(block, j, part, side, more, layer, model, cache):
+    """One warp: a part of the j-th noted item, whose keys and values are on their way.
 
-    Without room for them: APART or TOGETHER, and keys and values come to where a part leaves what it gives.
+    If they come ahead, so is behind it what the warp takes next: of this item or, if there are `more`, of the
+    next.
     """
-    at, span = (size - 2 * i64(warps()) * span_of(d)) & -4, span_of(d)
-    if at >= beyond and parts_at(d) + MOST_PARTS * (span + 2 * HEADS) <= min(at, limit):
-        return i32(at)
-    return i32(APART if parts_at(d) + MOST_PARTS * (2 * span + 2 * HEADS) <= limit else TOGETHER)
-
-
-@device
-def own_places(block, model):
-    """What :func:`places` has said."""
-    return arena_view(block.shared, WORK, LISTED, model.eos)[OWN_PLACES]
-
-
-@device
-def part_step(block, d, model):
-    """Floats of the arena that a part takes."""
-    return span_of(d) + 2 * HEADS + (span_of(d) if own_places(block, model) == APART else i64(0))
-
-
-@device
-def part_at(block, part, d, model):
-    """Where what a part gives begins in the arena; its keys, if they lie APART, before."""
-    before = span_of(d) if own_places(block, model) == APART else i64(0)
-    return parts_at(d) + part * part_step(block, d, model) + before
-
-
-@device
-def places_of(block, part, d, model):
-    """Where a part's keys lie in the arena, and its values: in places of the warp, or of the part."""
-    ahead, span = i64(own_places(block, model)), span_of(d)
-    if ahead > 0:
-        at = ahead + i64(warp_id()) * (2 * span)
-        return at, at + span
-    at = part_at(block, part, d, model)
-    return at - (span if ahead == APART else i64(0)), at
-
-
-@device
-def find_part(block, entry, item, part, model, cache):
-    """Where a part of an item begins in a layer of the cache, in positions, and how many it has, if it has any."""
-    work = arena_view(block.shared, WORK, LISTED, model.eos)
-    length, place = i64(work[ENTRY * i64(entry) + LENGTH]), i64(0)
-    unit, chunk = divide(i64(item - work[ENTRY * i64(entry) + FIRST_ITEM]), chunks_of(length))
-    seen = min(i64(PART), min(i64(CHUNK), length - chunk * CHUNK) - part * PART)
-    if seen > 0:
-        n_page, inside = divide(chunk * CHUNK + part * PART, i64(cache.page_size))
-        page = i64(cache.table[i64(work[ENTRY * i64(entry) + SLOT]), n_page])
-        place = (page * i64(model.kv_heads) + heads_of(model, unit)[2]) * i64(cache.page_size) + inside
-    return i32(place), i32(seen)
-
-
-@device
-def find_ahead(block, entry, item, part, n, model, cache):
-    """As :func:`find_part`, of what comes behind a warp's part of an item of n positions.
-
-    That is its next part of the item, or its first of this block's next one.
-    """
-    work = arena_view(block.shared, WORK, LISTED, model.eos)
-    part += warps()
-    if part * PART >= n:
-        item, part = i32(item + 1), i64(warp_id())
-    place, seen = i32(0), i32(0)
-    if item < work[OWN_END]:
-        place, seen = find_part(block, entry_from(work, entry, item), item, part, model, cache)
-    return place, seen
-
-
-@device
-def attend_chunk(block, entry, item, place, seen, layer, model, cache, act):
-    """An item of an entry: what each part of it gives, in the arena, once a barrier is behind it.
-
-    This warp's first part of the block's first item, `seen` positions from a place of the cache on, is on its way.
-    If keys and values come ahead, so it is with all items, and returned is the same for the item behind this one.
-    """
-    work, d = arena_view(block.shared, WORK, LISTED, model.eos), opaque(i64(model.head_dim))
-    length, first, ahead = i64(work[ENTRY * i64(entry) + LENGTH]), item == work[OWN_FIRST], work[OWN_PLACES] > 0
-    unit, chunk = divide(i64(item - work[ENTRY * i64(entry) + FIRST_ITEM]), chunks_of(length))
-    head, heads, _ = heads_of(model, unit)
-    n, part, then, later = min(i64(CHUNK), length - chunk * CHUNK), i64(warp_id()), i32(0), i32(0)
-    if ahead:
-        then, later = find_ahead(block, entry, item, part, n, model, cache)
-    elif not first:
-        place, seen = find_part(block, entry, item, part, model, cache)
-    if chunk == 0 or first:  # the items behind it have the same
-        query = (i64(work[ENTRY * i64(entry) + ROW]) * i64(model.heads) + head) * d
-        block_copy(block.shared, i64(QUERIES), act.q, query, heads * d)
-    barrier()  # the queries are there, and the item before is finished with the arena
-    if ahead and part * PART >= n:
-        ask(block, part, then, later, layer, model, cache)
-        place, seen = then, later
-    elif not ahead and not first:
-        ask(block, part, place, seen, layer, model, cache)
-    while part * PART < n:
-        attend_part(block, part, heads, place, seen, then, later, layer, model, cache)
-        place, seen = then, later
-        part += warps()
-        if part * PART < n:
-            if ahead:
-                then, later = find_ahead(block, entry, item, part, n, model, cache)
-            else:
-                place, seen = find_part(block, entry, item, part, model, cache)
-                ask(block, part, place, seen, layer, model, cache)
-    barrier()
-    return place, seen
-
-
-@device
-def attend_part(block, part, heads, place, seen, then, later, layer, model, cache):
-    """One warp: a part of `seen` positions, which are on their way, and so are behind it `later` positions."""
-    d = opaque(i64(model.head_dim))
-    of_keys, of_values = places_of(block, part, d, model)
-    if of_keys == of_values:
-        then, later = place, seen  # its values
+    work, d, at = arena_view(block.shared, WORK, LISTED, model.eos), opaque(i64(model.head_dim)), noted_at(j)
+    of_keys, of_values = places_of(work, part)
+    seen, next_at, next_part, later = seen_of(work, at, part), at, part, i32(0)
+    if work[AHEAD] != 0:
+        next_part = i32(part + team())
+        if next_part >= work[at + PARTS]:
+            next_at, next_part = i32(at + ITEM), i32(warp_id())
+        if next_at == at or more:
+            later = seen_of(work, next_at, next_part)
+    elif of_keys == of_values:
+        later = seen  # the values, in the keys' place
+    first = of_layer(work[at + PLACE + part], layer, model, cache)
+    then = of_layer(work[next_at + PLACE + next_part], layer, model, cache)
     heads_attend(
-        block.shared, part_at(block, part, d, model), of_keys, of_values, block.shared, i64(QUERIES), heads, d,
-        cache.keys, cache.values, of_layer(place, layer, model, cache), i64(seen),
-        of_layer(then, layer, model, cache), i64(later),
+        block.shared, i64(part_at(work, j, part)), i64(of_keys), i64(of_values),
+        block.shared, i64(queries_at(side, d)), i64(work[at + ITS_HEADS]), d,
+        cache.keys, cache.values, first, i64(seen), then, i64(later),
     )  # fmt: skip
 
 
 @device
-def finish_chunk(block, entry, item, rows, model, act, in_fragments):
-    """What the parts of an item give, merged.
-
-    Behind its last chunk of a row's unit a block says how many it had; the last to do so merges the row's chunks.
-    """
-    work, d = arena_view(block.shared, WORK, LISTED, model.eos), opaque(i64(model.head_dim))
-    chunks = chunks_of(work[ENTRY * i64(entry) + LENGTH])
-    unit, chunk = divide(i64(item - work[ENTRY * i64(entry) + FIRST_ITEM]), chunks)
-    n = min(i64(CHUNK), work[ENTRY * i64(entry) + LENGTH] - chunk * CHUNK)
-    of_row = i64(entry) * i64(model.kv_heads) * octets(model) + unit
-    source, at, step = block.shared, part_at(block, i64(0), d, model), part_step(block, d, model)
-    parts, weights, final = divide(n + (PART - 1), i64(PART))[0], i64(WEIGHTS), chunks == 1
-    to = (of_row * act.most_chunks + chunk) * (span_of(d) + 2 * HEADS)
-    more = chunk + 1 < chunks and i32(item + 1) < work[OWN_END]
-    done = min(chunk, i64(i32(item - work[OWN_FIRST]))) + 1
-    while True:
-        merge(block, source, at, step, parts, weights, entry, unit, to, final, rows, model, act, in_fragments)
-        if final or more or not last_of_row(block, of_row, done, chunks, act.arrived):
-            break
-        source, parts, weights, final = act.partial, chunks, parts_at(d), True
-        step = span_of(d) + 2 * HEADS
-        at = of_row * act.most_chunks * step
+def merge_item(block, j, rows, model, act, in_fragments):
+    """What the parts of the j-th noted item give, merged: a warp a head."""
+    work, at = arena_view(block.shared, WORK, LISTED, model.eos), noted_at(j)
+    head = i32(i32(warp_id()) - work[at + TURN])
+    if head < 0:
+        head = i32(head + team())
+    if i32(warp_id()) >= team():
+        head = i32(HEADS)
+    while head < work[at + ITS_HEADS]:
+        merge_parts(block, j, head, rows, model, act, in_fragments)
+        if work[at + DONE] > 0 and work[at + CHUNKS] > 1:
+            chunks = i32(work[at + CHUNKS])
+            last = is_last(act.arrived, work[at + UNIT] * HEADS + i64(head), work[at + DONE], chunks)
+            if last:
+                merge_chunks(block, at, head, rows, model, act, in_fragments)
+        head = i32(head + team())
+        warp_barrier()  # all have read the weights
 
 
 @device
-def last_of_row(block, of_row, done, chunks, arrived):
-    """Whether this block, which has done so many of a row's chunks, is the last to come here. All its lanes."""
-    barrier()
-    if thread_id() == 0:
-        before = chunks - done
+def merge_parts(block, j, head, rows, model, act, in_fragments):
+    """One warp: what parts of the j-th noted item give for a head, brought to one maximum, and added up in order.
+
+    Of a row's only chunk, that is divided by the total and goes to `attended`; otherwise it is itself what a chunk
+    gives. Behind its last chunk of a unit a block says how many it had, and the last to do so merges the chunks.
+    """
+    work, d, at = arena_view(block.shared, WORK, LISTED, model.eos), i32(opaque(i64(model.head_dim))), noted_at(j)
+    parts, heads, here, step = work[at + PARTS], work[at + ITS_HEADS], part_at(work, j, i32(0)), work[PART_STEP]
+    highest = highest_of(block.shared, here + 2 * head, step, parts)
+    weights = WEIGHTS + MOST_PARTS * i32(warp_id())
+    total = weigh(block.shared, weights, block.shared, here + 2 * head, step, parts, highest)
+    warp_barrier()
+    mine = i32(4 * i32(lane_id()))
+    while mine < d:
+        column = i32(2 * HEADS + column_at(heads, head, mine))
+        sums = mix_of_fours(
+            block.shared, i64(weights), block.shared, i64(here + column), i64(step), i64(parts)
+        )  # fmt: skip
+        if work[at + CHUNKS] == 1:
+            put_attended(act.attended, rows, work[at + QUERY] + head, mine, sums, total, model, in_fragments)
+        else:
+            put_partial(act.partial, i64(work[at + INDEX]) * work[CHUNK_SIZE] + column, sums)
+        mine = i32(mine + 4 * i32(warp_width()))
+    if lane_id() == 0 and work[at + CHUNKS] > 1:
+        to = i64(work[at + INDEX]) * work[CHUNK_SIZE] + 2 * head
+        act.partial[to] = highest
+        act.partial[to + 1] = total
+
+
+@device
+def merge_chunks(block, at, head, rows, model, act, in_fragments):
+    """One warp: what all chunks of a row's unit give for a head, to `attended`. MOST_PARTS of them at a time."""
+    work, d = arena_view(block.shared, WORK, LISTED, model.eos), i32(opaque(i64(model.head_dim)))
+    chunks, heads, size = work[at + CHUNKS], work[at + ITS_HEADS], i64(work[CHUNK_SIZE])
+    first = i64(work[at + UNIT]) * act.most_chunks * size
+    highest = highest_of(act.partial, first + 2 * head, size, chunks)
+    weights, mine = WEIGHTS + MOST_PARTS * i32(warp_id()), i32(4 * i32(lane_id()))
+    begin = i32(0)
+    while begin < d:  # all lanes, for they share the weights
+        column = 2 * HEADS + i64(column_at(heads, head, i32(min(mine, i32(d - 4)))))
+        sums, total, done = (f32(0.0), f32(0.0), f32(0.0), f32(0.0)), f32(0.0), i32(0)
+        while done < chunks:
+            n, here = i32(min(i32(MOST_PARTS), i32(chunks - done))), first + i64(done) * size
+            warp_barrier()  # all have read the weights before
+            total += weigh(block.shared, weights, act.partial, here + 2 * head, size, n, highest)
+            warp_barrier()
+            a, b, c, e = mix_of_fours(block.shared, i64(weights), act.partial, here + column, size, i64(n))
+            sums = sums[0] + a, sums[1] + b, sums[2] + c, sums[3] + e
+            done = i32(done + MOST_PARTS)
+        if mine < d:
+            put_attended(act.attended, rows, work[at + QUERY] + head, mine, sums, total, model, in_fragments)
+        begin, mine = i32(begin + 4 * i32(warp_width())), i32(mine + 4 * i32(warp_width()))
+
+
+@device
+def is_last(arrived, at, done, chunks):
+    """Whether this warp, whose block has done so many of a row's chunks, is the last to say so. All its lanes."""
+    warp_barrier()
+    last = i32(0)
+    if lane_id() == 0:
+        before = i32(chunks - done)
         if done < chunks:
-            before = i64(atomic_add(arrived, of_row, i32(done)))
-            if before == chunks - done:
-                store_relaxed(arrived, of_row, i32(0))  # for the next layer
-        block.shared[LAST] = f32(before == chunks - done)
-    barrier()
-    return block.shared[LAST] > f32(0.0)
+            before = i32(atomic_add(arrived, at, i32(done)))
+            if before == i32(chunks - done):
+                store_relaxed(arrived, at, i32(0))  # for the next layer
+        last = i32(before == i32(chunks - done))
+    last = lane_broadcast(last, 0)
+    warp_barrier()
+    return last > 0
 
 
 @device
-def merge(block, source, at, step, parts, weights, entry, unit, to, final, rows, model, act, in_fragments):
-    """Bring what parts give, `step` apart in the source, to one maximum, and add it up in order. A warp a head.
-
-    The parts' weights lie at `weights` in the arena then, for each head. `final`: it is divided by the total and
-    goes to `attended`; otherwise it is itself what a part gives, ``partial[to:]``.
-    """
-    d, shared = opaque(i64(model.head_dim)), block.shared
-    work = arena_view(block.shared, WORK, LISTED, model.eos)
-    first, heads, _ = heads_of(model, unit)
-    head = i64(warp_id())
-    while head < heads:
-        mine = weights + head * parts
-        highest, total = weigh_parts(shared, source, at + span_of(d) + 2 * head, step, parts, mine)
-        i = 4 * i64(lane_id())
-        while i < d:
-            column = column_at(head, i)
-            a, b, c, e = mix_of_fours(shared, mine, source, at + column, step, parts)
-            if final:
-                row = i64(work[ENTRY * i64(entry) + ROW])
-                of_all, scale = (first + head) * d + i, f32(1.0) / total
-                a, b, c, e = a * scale, b * scale, c * scale, e * scale
-                if in_fragments:
-                    fragment_put(act.attended, row_at(rows, row, of_all), a, b, c, e)
-                else:
-                    block_put(act.attended, block_row_at(rows, row, of_all), a, b, c, e)
-            else:
-                act.partial[to + column] = a
-                act.partial[to + column + 1] = b
-                act.partial[to + column + 2] = c
-                act.partial[to + column + 3] = e
-            i += 4 * warp_width()
-        if lane_id() == 0 and not final:
-            act.partial[to + span_of(d) + 2 * head] = highest
-            act.partial[to + span_of(d) + 2 * head + 1] = total
-        head += warps()
+def put_attended(attended, rows, head, column, sums, total, model, in_fragments):
+    """Four columns of a head, counted among those of all rows, divided by the total of their weights. One lane."""
+    (a, b, c, e), scale = sums, f32(1.0) / total
+    row, of_row = divide(i64(head), opaque(i64(model.heads)))
+    at = of_row * i64(model.head_dim) + column
+    if in_fragments:
+        fragment_put(attended, row_at(rows, row, at), a * scale, b * scale, c * scale, e * scale)
+    else:
+        block_put(attended, block_row_at(rows, row, at), a * scale, b * scale, c * scale, e * scale)
 
 
 @device
-def column_at(head, i):
+def put_partial(partial, at, sums):
+    """Four columns of what a chunk gives. One lane."""
+    a, b, c, e = sums
+    partial[at] = a
+    partial[at + 1] = b
+    partial[at + 2] = c
+    partial[at + 3] = e
+
+
+@device
+def column_at(heads, head, i):
     """Where a column of a head lies in what a part gives: 64 columns of all heads, then the next 64."""
-    return (i >> 6) * (64 * HEADS) + head * 64 + (i & 63)
+    return i32(i32(i >> 6) * i32(64 * heads) + i32(head * 64) + i32(i & 63))
 
 
 @device
-def weigh_parts(shared, source, at, step, parts, weights):
-    """One warp: the parts' weights into the arena; their maximum, and the total. `at`: the first one's maximum."""
-    highest, p = NOTHING, i64(lane_id())
+def highest_of(source, at, step, parts):
+    """One warp: the highest of the parts' maxima. `at`: the first one's."""
+    highest, p = NOTHING, i32(lane_id())
     while p < parts:
         highest = max(highest, source[at + p * step])
-        p += warp_width()
-    highest, total, p = lane_max(highest), f32(0.0), i64(lane_id())
+        p = i32(p + i32(warp_width()))
+    return lane_max(highest)
+
+
+@device
+def weigh(shared, weights, source, at, step, parts, highest):
+    """One warp: the parts' weights into the arena, for behind a barrier of the warp; and the total."""
+    total, p = f32(0.0), i32(lane_id())
     while p < parts:
         weight = exp(source[at + p * step] - highest)
         shared[weights + p] = weight
         total += weight * source[at + p * step + 1]
-        p += warp_width()
-    total = lane_sum(total)
-    warp_barrier()
-    return highest, total
+        p = i32(p + i32(warp_width()))
+    return lane_sum(total)

@@ -34,9 +34,15 @@ MOST_PARTS = 16
 """Most parts of an item of that list (see flash_decoding.py)."""
 
 OWN = ENTRY * (MOST_LISTED + 1)
-"""Where in the list, behind the entry that ends it, a block notes what it looks up once for all layers."""
+"""Where in the list, behind the entry that ends it, a block notes which items are its own, and where they lie."""
 
-LISTED = OWN + 4 + 2 * MOST_PARTS
+MOST_NOTED = 32
+"""Most of its own items that a block has noted at a time."""
+
+ITEM = 10 + MOST_PARTS
+"""Words of what is noted of an item."""
+
+LISTED = OWN + 13 + MOST_NOTED * ITEM
 """Words of the list, and of that."""
 
 WORK = PLACES + 2 * MOST_ROWS

@@ -108,7 +108,7 @@ class Activations(NamedTuple):
     """[entries, units, most_chunks, floats of a part]: what chunks of positions give, for each row and each group
     of heads, until the last of them is there (see flash_decoding.py)"""
     arrived: Any
-    """int32 [entries, units]: how many of them are there; 0 between layers"""
+    """int32 [entries, units, HEADS]: how many of them are there, of a head; 0 between layers"""
     most_chunks: int
     """chunks that a row sees at most; 0 = the attention of single rows is not cut in chunks"""
     logits: Any

@@ -22,6 +22,8 @@ class Report:
     local_bytes: int
     shared_bytes: int
     f64: int
+    serialized: int
+    """how often ptxas says that `wgmma` instructions wait for each other"""
     max_threads: int
     """threads in a block that the registers allow"""
 
@@ -31,6 +33,7 @@ class Report:
             (self.f64, f"{self.f64} double-precision (.f64) instructions: write f32(0.0), not 0.0"),
             (self.spill_bytes, f"{self.spill_bytes} bytes of spilled registers"),
             (self.local_bytes, f"{self.local_bytes} bytes of local memory"),
+            (self.serialized, "wgmma instructions that wait for each other"),
         )
         return [text for found, text in checks if found]
 
@@ -73,5 +76,6 @@ def assemble(ptx: str, cc: tuple[int, int]) -> Report:
         local_bytes=number(r"(\d+) bytes stack frame"),
         shared_bytes=number(r"(\d+) bytes smem"),
         f64=len(re.findall(r"\.f64\b", ptx)),
+        serialized=len(re.findall(r"wgmma\S* instructions are serialized", text)),
         max_threads=REGISTERS_PER_SM // max(registers, 1) // 32 * 32,
     )

@@ -203,7 +203,7 @@ def _(arena, k_keys, k_values, keys, values, at, d, n):
 @overload(words.heads_attend, target="cpu", strict=False)
 def _(arena, k, k_keys, k_values, x, j, heads, d, keys, values, at, n, then, later):
     def heads_attend(arena, k, k_keys, k_values, x, j, heads, d, keys, values, at, n, then, later):
-        scale, scores = f32(1.0) / f32(math.sqrt(f32(d))), k + ((d + 63) >> 6) * (64 * HEADS)
+        scale, sums = f32(1.0) / f32(math.sqrt(f32(d))), k + 2 * HEADS
         for h in range(heads):
             highest, total = f32(-np.inf), f32(0.0)
             for p in range(n):
@@ -212,7 +212,7 @@ def _(arena, k, k_keys, k_values, x, j, heads, d, keys, values, at, n, then, lat
                     score += x[j + h * d + c] * widen(keys[at + p * d + c])
                 highest = max(highest, score * scale)
             for i in range(d):
-                arena[k + (i >> 6) * (64 * HEADS) + 64 * h + (i & 63)] = f32(0.0)
+                arena[sums + (i >> 6) * (64 * heads) + 64 * h + (i & 63)] = f32(0.0)
             for p in range(n):
                 score = f32(0.0)
                 for c in range(d):
@@ -220,10 +220,10 @@ def _(arena, k, k_keys, k_values, x, j, heads, d, keys, values, at, n, then, lat
                 weight = exp(score * scale - highest)
                 total += weight
                 for i in range(d):
-                    to = k + (i >> 6) * (64 * HEADS) + 64 * h + (i & 63)
+                    to = sums + (i >> 6) * (64 * heads) + 64 * h + (i & 63)
                     arena[to] += weight * widen(values[at + p * d + i])
-            arena[scores + 2 * h] = highest
-            arena[scores + 2 * h + 1] = total
+            arena[k + 2 * h] = highest
+            arena[k + 2 * h + 1] = total
 
     return heads_attend
 

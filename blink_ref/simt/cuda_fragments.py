@@ -54,7 +54,7 @@ def _fragments(out, k, w, at, steps, x, j, rows, more):
         d = _before(out, to + 8 * FRAGMENT_PITCH, i32(2 * quad + 8) < n)
     left = i32(steps)
     while left > 0:
-        _keep_rolled()
+        left = _keep_rolled(left)
         if left >= 4:
             b0, b1 = two_words(x, x0), two_words(x, x0 + step)
             b2, b3 = two_words(x, x0 + 2 * step), two_words(x, x0 + 3 * step)
@@ -159,7 +159,7 @@ def _(a, i, step, n):
         s = (f32(0.0), f32(0.0), f32(0.0), f32(0.0))
         m = i64(0)
         while m + 3 < n:  # four loads in flight
-            _keep_rolled()
+            m = _keep_rolled(m)
             y0, y1, y2, y3 = _four(a, i), _four(a, i + step), _four(a, i + 2 * step), _four(a, i + 3 * step)
             s = (s[0] + y0[0], s[1] + y0[1], s[2] + y0[2], s[3] + y0[3])
             s = (s[0] + y1[0], s[1] + y1[1], s[2] + y1[2], s[3] + y1[3])

@@ -7,8 +7,6 @@ weights that come of it lie in the lanes just as the second product takes them (
 values, two positions to a word, are the rows. Queries and weights are two bfloat16 each: little of them is lost.
 """
 
-import math
-
 import numpy as np
 from numba import types
 
@@ -16,7 +14,8 @@ from . import ptx
 from . import vocabulary as words
 from .cuda_loops import _four, _keep_rolled, _store_four
 from .cuda_tensor import copy_piece, define_binary, has_tensor_cores, load_piece, multiply, shared_address, split
-from .cuda_words import define_by, define_text
+from .cuda_words import define, define_by, define_text
+from .lowering import F32, asm
 from .numba_cuda import cuda
 from .vocabulary import FULL_WARP, HEADS, exp, f32, i32, i64, lane_id, u32, warp_barrier, widen
 
@@ -45,6 +44,19 @@ define_text(_wait_for_all, ptx.WAIT_FOR_GROUPS.format(0))
 _lower_halves, _upper_halves = (define_binary(text) for text in (ptx.LOWER_HALVES, ptx.UPPER_HALVES))
 
 
+def _one_over_root(x):
+    """1 / sqrt(x), to 2**-22 of itself. A word of this file only."""
+    raise NotImplementedError("compiled code only")
+
+
+@define(_one_over_root)
+def _(typing_context, x):
+    def codegen(context, builder, signature, args):
+        return asm(builder, F32, ptx.ONE_OVER_ROOT, "=f,f", args, effects=False)
+
+    return types.float32(types.float32), codegen
+
+
 @cuda.jit(device=True)
 def _max_of_quad(x):
     x = max(x, cuda.shfl_xor_sync(FULL_WARP, x, 1))
@@ -65,7 +77,7 @@ def _copy_keys(to, keys, at, d, n):
     second = at + i64(i32(min(i32(g + 8), i32(n - 1)) * i32(d) + column))
     left = i32(d)
     while left > 0:
-        _keep_rolled()
+        left = _keep_rolled(left)
         copy_piece(to, keys, first)
         copy_piece(u32(to + u32(512)), keys, second)
         to, first, second, left = u32(to + u32(1024)), first + 32, second + 32, i32(left - 32)
@@ -79,7 +91,7 @@ def _copy_values(to, values, at, d, n):
     c, e = i64(i32(min(i32(two + 8), last) * i32(d))), i64(i32(min(i32(two + 9), last) * i32(d)))
     left = i32(d)
     while left > 0:
-        _keep_rolled()
+        left = _keep_rolled(left)
         here = at + i64(min(column, i32(left - 8)))  # behind the last column, the last ones once more
         copy_piece(to, values, here + a)
         copy_piece(u32(to + u32(512)), values, here + b)
@@ -103,7 +115,7 @@ def _scores(mine, x, j, heads, d):
     query, left = j + i64(i32(g * i32(d) + column)), i32(d)
     near, far = (f32(0.0), f32(0.0), f32(0.0), f32(0.0)), (f32(0.0), f32(0.0), f32(0.0), f32(0.0))
     while left > 0:
-        _keep_rolled()
+        left = _keep_rolled(left)
         a, b = _four(x, query), _four(x, query + 4)
         (h0, l0), (h1, l1) = split(a[0], a[1]), split(a[2], a[3])
         (h2, l2), (h3, l3) = split(b[0], b[1]), split(b[2], b[3])
@@ -153,7 +165,6 @@ def _ask(arena, k_keys, k_values, keys, values, at, d, n):
 @cuda.jit(device=True)
 def _attend(arena, k, k_keys, k_values, x, j, heads, d, keys, values, n, then, later):
     """:func:`.vocabulary.heads_attend` on tensor cores. Of each part there are two groups of copies, in turn."""
-    span = i64(i32((i32(d) + i32(63)) >> 6) * i32(64 * HEADS))
     lane, apart = u32(lane_id()) * u32(16), k_keys != k_values
     at_keys, at_values = u32(shared_address(arena, k_keys) + lane), u32(shared_address(arena, k_values) + lane)
     _wait_for_all_but_one()
@@ -164,7 +175,7 @@ def _attend(arena, k, k_keys, k_values, x, j, heads, d, keys, values, n, then, l
         else:
             _copy_values(at_values, values, then, d, later)
     _end_of_group()
-    scale, two = f32(1.0) / f32(math.sqrt(f32(d))), i32(lane_id() & 3) * 2
+    scale, two = _one_over_root(f32(i32(d))), i32(lane_id() & 3) * 2
     a = a * scale if two < n else NOTHING
     b = b * scale if i32(two + 1) < n else NOTHING
     c = c * scale if i32(two + 8) < n else NOTHING
@@ -173,18 +184,18 @@ def _attend(arena, k, k_keys, k_values, x, j, heads, d, keys, values, n, then, l
     a, b, c, e = exp(a - highest), exp(b - highest), exp(c - highest), exp(e - highest)
     total, head = _sum_of_quad((a + b) + (c + e)), i32(lane_id() >> 2)
     if two == 0 and head < heads:
-        arena[k + span + 2 * head] = highest
-        arena[k + span + 2 * head + 1] = total
+        arena[k + 2 * head] = highest
+        arena[k + 2 * head + 1] = total
     (h0, l0), (h1, l1) = split(a, b), split(c, e)
     if apart:
         _wait_for_all_but_one()
     else:
         _wait_for_all()
-    i, mine = i64(0), at_values
-    while i < d:
-        _keep_rolled()
-        _sums(mine, h0, h1, l0, l1, arena, k + i * HEADS, heads)
-        mine, i = u32(mine + u32(2048)), i + 64
+    left, mine, to = i32(d), at_values, k + 2 * HEADS
+    while left > 0:
+        left = _keep_rolled(left)
+        _sums(mine, h0, h1, l0, l1, arena, to, heads)
+        mine, to, left = u32(mine + u32(2048)), to + 64 * i64(heads), i32(left - 64)
     if apart and later > 0:
         _copy_values(at_values, values, then, d, later)
     _end_of_group()
@@ -193,7 +204,7 @@ def _attend(arena, k, k_keys, k_values, x, j, heads, d, keys, values, n, then, l
 @cuda.jit(device=True)
 def _one_by_one(arena, k, x, j, heads, d, keys, values, at, n):
     """The same without tensor cores: a lane takes a column of sums at a time, and the scores again for each."""
-    scale, span = f32(1.0) / f32(math.sqrt(f32(d))), ((i64(d) + 63) >> 6) * (64 * HEADS)
+    scale = _one_over_root(f32(i32(d)))
     for h in range(heads):
         i = i64(lane_id())
         while i < d:
@@ -206,10 +217,10 @@ def _one_by_one(arena, k, x, j, heads, d, keys, values, at, n):
                 shrink, weight = exp(highest - higher), exp(score * scale - higher)
                 mixed = mixed * shrink + weight * widen(values[at + p * d + i])
                 highest, total = higher, total * shrink + weight
-            arena[k + (i >> 6) * (64 * HEADS) + 64 * h + (i & 63)] = mixed
+            arena[k + 2 * HEADS + (i >> 6) * (64 * heads) + 64 * h + (i & 63)] = mixed
             if i == 0:
-                arena[k + span + 2 * h] = highest
-                arena[k + span + 2 * h + 1] = total
+                arena[k + 2 * h] = highest
+                arena[k + 2 * h + 1] = total
             i += 32
 
 
@@ -244,7 +255,7 @@ def _(weights, w, a, i, step, n):
     def mix_of_fours(weights, w, a, i, step, n):
         s, left = (f32(0.0), f32(0.0), f32(0.0), f32(0.0)), i32(n)
         while left > 3:  # four loads in flight
-            _keep_rolled()
+            left = _keep_rolled(left)
             y0, y1, y2, y3 = _four(a, i), _four(a, i + step), _four(a, i + 2 * step), _four(a, i + 3 * step)
             s = _add(_add(s, weights[w], y0), weights[w + 1], y1)
             s = _add(_add(s, weights[w + 2], y2), weights[w + 3], y3)

@@ -5,7 +5,7 @@ from numba import types
 
 from . import ptx
 from . import vocabulary as words
-from .cuda_words import access, compiles_for, define, define_by, define_text, is_at_least
+from .cuda_words import access, compiles_for, define, define_by, is_at_least
 from .lowering import F32, I16, I32, I64, asm, index_argument, is_vector
 from .numba_cuda import cuda
 from .vocabulary import (
@@ -23,12 +23,21 @@ from .vocabulary import (
 )
 
 
-def _keep_rolled():
-    """At a loop's head: do not unroll it. A word of this file only."""
+def _keep_rolled(n):
+    """At a loop's head: do not unroll it. `n` is what it counts with: itself, but nobody may know how often it
+    goes round, or LLVM makes four rounds of one, and copies what tells ptxas not to. A word of simt only."""
     raise NotImplementedError("compiled code only")
 
 
-define_text(_keep_rolled, ptx.NO_UNROLL)
+@define(_keep_rolled)
+def _(typing_context, n):
+    bits = n if n in (types.int32, types.int64) else types.int64
+
+    def codegen(context, builder, signature, args):
+        same = "=r,0" if bits is types.int32 else "=l,0"
+        return asm(builder, I32 if bits is types.int32 else I64, ptx.NO_UNROLL, same, args)
+
+    return bits(bits), codegen
 
 
 def _eight(a, i):
@@ -303,7 +312,7 @@ def _(w, i, x, j, n):
         s = f32(0.0)
         k = lane_id() * 8
         while k < n:
-            _keep_rolled()
+            k = _keep_rolled(k)
             s = _add_dot8(s, _eight(w, i + k), _eight(x, j + k))
             k = opaque(k + 256)
         return lane_sum(s)
@@ -314,7 +323,7 @@ def _(w, i, x, j, n):
         j += k
         s, t = f32(0.0), f32(0.0)
         while k + 1792 < n:  # eight loads in flight: a warp alone must cover the memory's latency
-            _keep_rolled()
+            k = _keep_rolled(k)
             w0, w1, w2, w3 = _eight(w, i), _eight(w, i + 256), _eight(w, i + 512), _eight(w, i + 768)
             w4, w5, w6, w7 = _eight(w, i + 1024), _eight(w, i + 1280), _eight(w, i + 1536), _eight(w, i + 1792)
             s = _add_dot8(s, w0, _eight(x, j))
@@ -329,7 +338,7 @@ def _(w, i, x, j, n):
             j += 2048
             k += 2048
         while k + 256 < n:
-            _keep_rolled()
+            k = _keep_rolled(k)
             w0, w1 = _eight(w, i), _eight(w, i + 256)
             s = _add_dot8(s, w0, _eight(x, j))
             t = _add_dot8(t, w1, _eight(x, j + 256))
@@ -351,7 +360,7 @@ def _two_row_dots(w, i, x, j, n):
     j += k
     s0, s1, t0, t1 = f32(0.0), f32(0.0), f32(0.0), f32(0.0)
     while k + 768 < n:
-        _keep_rolled()
+        k = _keep_rolled(k)
         w0, w1, w2, w3 = _eight(w, i), _eight(w, i + 256), _eight(w, i + 512), _eight(w, i + 768)
         s0 = _add_dot8(s0, w0, _eight(x, j))
         s1 = _add_dot8(s1, w0, _eight(x, j + n))
@@ -365,7 +374,7 @@ def _two_row_dots(w, i, x, j, n):
         j += 1024
         k += 1024
     while k + 256 < n:
-        _keep_rolled()
+        k = _keep_rolled(k)
         w0, w1 = _eight(w, i), _eight(w, i + 256)
         s0 = _add_dot8(s0, w0, _eight(x, j))
         s1 = _add_dot8(s1, w0, _eight(x, j + n))
@@ -390,7 +399,7 @@ def _four_row_dots(w, i, x, j, n):
     s0, s1, s2, s3 = f32(0.0), f32(0.0), f32(0.0), f32(0.0)
     t0, t1, t2, t3 = f32(0.0), f32(0.0), f32(0.0), f32(0.0)
     while k + 256 < n:
-        _keep_rolled()
+        k = _keep_rolled(k)
         even, odd = _eight(w, i), _eight(w, i + 256)
         s0 = _add_dot8(s0, even, _eight(x, j))
         s1 = _add_dot8(s1, even, _eight(x, j + n))
@@ -455,7 +464,7 @@ def _(w, i, i2, x, j, rows, n, out, k, k2):
 def _dot_from(s, k, a, i, b, j, n):
     """s plus the products from the k-th on; b is what comes from afar."""
     while k + 24 < n:  # of float32, eight loads in flight
-        _keep_rolled()
+        k = _keep_rolled(k)
         b0, b1 = _eight_written(b, j + k), _eight_written(b, j + k + 8)
         b2, b3 = _eight_written(b, j + k + 16), _eight_written(b, j + k + 24)
         s = _add_dot8(s, _eight(a, i + k), b0)
@@ -464,7 +473,7 @@ def _dot_from(s, k, a, i, b, j, n):
         s = _add_dot8(s, _eight(a, i + k + 24), b3)
         k = opaque(k + 32)
     while k + 8 < n:
-        _keep_rolled()
+        k = _keep_rolled(k)
         b0, b1 = _eight_written(b, j + k), _eight_written(b, j + k + 8)
         s = _add_dot8(s, _eight(a, i + k), b0)
         s = _add_dot8(s, _eight(a, i + k + 8), b1)
@@ -482,7 +491,7 @@ def _(a, i, b, j, n):
     def with_halves(a, i, b, j, n):
         s, k = f32(0.0), i64(0)
         while k + 56 < n:  # eight loads in flight
-            _keep_rolled()
+            k = _keep_rolled(k)
             b0, b1 = _eight_written(b, j + k), _eight_written(b, j + k + 8)
             b2, b3 = _eight_written(b, j + k + 16), _eight_written(b, j + k + 24)
             b4, b5 = _eight_written(b, j + k + 32), _eight_written(b, j + k + 40)
@@ -562,7 +571,7 @@ def _(weight, i, n, rows, j, width, out, k):
                 of, at, step, left = i + group, j + group * width + column, groups * width, i32(n - group)
                 # as many bytes in flight as of eight rows of float32
                 while halves and _has_registers() and left > 15 * groups:
-                    _keep_rolled()
+                    left = _keep_rolled(left)
                     a, b = _four_rows(rows, at, step), _four_rows(rows, at + 4 * step, step)
                     c, d = _four_rows(rows, at + 8 * step, step), _four_rows(rows, at + 12 * step, step)
                     sums = _weighted_rows(sums, weight, of, groups, a)
@@ -571,17 +580,17 @@ def _(weight, i, n, rows, j, width, out, k):
                     sums = _weighted_rows(sums, weight, of + 12 * groups, groups, d)
                     of, at, left = of + 16 * groups, at + 16 * step, i32(left - 16 * groups)
                 while left > 7 * groups:
-                    _keep_rolled()
+                    left = _keep_rolled(left)
                     a, b = _four_rows(rows, at, step), _four_rows(rows, at + 4 * step, step)
                     sums = _weighted_rows(sums, weight, of, groups, a)
                     sums = _weighted_rows(sums, weight, of + 4 * groups, groups, b)
                     of, at, left = of + 8 * groups, at + 8 * step, i32(left - 8 * groups)
                 while left > 3 * groups:
-                    _keep_rolled()
+                    left = _keep_rolled(left)
                     sums = _weighted_rows(sums, weight, of, groups, _four_rows(rows, at, step))
                     of, at, left = of + 4 * groups, at + 4 * step, i32(left - 4 * groups)
                 while left > 0:
-                    _keep_rolled()
+                    left = _keep_rolled(left)
                     sums = _weighted(sums, weight[of], _four(rows, at))
                     of, at, left = of + groups, at + step, i32(left - groups)
             if groups >= 2:

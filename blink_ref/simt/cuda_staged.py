@@ -214,7 +214,7 @@ def _scores(at, to, pitch, steps):
     """
     sums, below = _nothing(), u32(u32(16) * pitch)
     while steps > 0:
-        _keep_rolled()
+        steps = _keep_rolled(steps)
         sums = _add_columns(sums, load_matrices(at), load_matrices(to), load_matrices(u32(to + below)))
         at, to = u32(at + u32(32)), u32(to + u32(32))
         sums = _add_columns(sums, load_matrices(at), load_matrices(to), load_matrices(u32(to + below)))
@@ -328,7 +328,7 @@ def _attend(arena, held, q, keys, sizes):
     left, sees = i32(left - first), i32(sees - first)
     at, shape = _keys_at(arena, keys, d), i32(d | i32(group << 16))
     while left > 0:
-        _keep_rolled()
+        left = _keep_rolled(left)
         d = i32(opaque(i64(shape & 0xFFFF)))  # else all that follows from it is kept
         a, b, c, e = _scores(_queries_at(arena, q, d), at, _pitch(d), i32(d >> 5))
         if sees < 32:

@@ -76,25 +76,44 @@ def _has_wgmma():
     return has_tensor_cores() and not _is_newer()
 
 
-def wgmma(sums, a, b, step_a, step_b, count):
-    """A lane's 64 sums of 64 x 128 with up to four fragments more, by four warps. A word of this file only.
+def wgmma(sums, a, b, step_a, step_b):
+    """A lane's 64 sums of 64 x 128 with one fragment more, by four warps. A word of this file only.
 
-    a and b say where the first one's matrices lie (:func:`_matrices`); `step_a` and `step_b` lead to the next.
+    a and b say where its matrices lie (:func:`_matrices`). Only :func:`wgmma_wait` may look at the sums.
     """
     raise NotImplementedError("compiled code only")
 
 
-@define(wgmma)
-def _(typing_context, sums, a, b, step_a, step_b, count):
+def wgmma_stage(sums, a, b, step_a, step_b):
+    """:func:`wgmma` with all fragments of a stage; `step_a` and `step_b` lead from one to the next."""
+    raise NotImplementedError("compiled code only")
+
+
+def wgmma_wait(sums):
+    """The sums, as soon as they are there. A word of this file only."""
+    raise NotImplementedError("compiled code only")
+
+
+def _define_wgmma(word, text, others):
+    """Lower a word that takes 64 sums, and so many descriptors, and gives 64 sums."""
     result = types.UniTuple(types.float32, SUMS)
+    constraints = ",".join(["=f"] * SUMS + [str(n) for n in range(SUMS)] + ["l"] * others)
 
     def codegen(context, builder, signature, args):
         before = [builder.extract_value(args[0], n) for n in range(SUMS)]
-        constraints = ",".join(["=f"] * SUMS + [str(n) for n in range(SUMS)] + ["l"] * 4 + ["r"])
-        made = asm(builder, ir.LiteralStructType([F32] * SUMS), ptx.wgmma(SUMS), constraints, [*before, *args[1:]])
+        made = asm(builder, ir.LiteralStructType([F32] * SUMS), text, constraints, [*before, *args[1:]])
         return context.make_tuple(builder, result, [builder.extract_value(made, n) for n in range(SUMS)])
 
-    return result(result, *[types.uint64] * 4, types.int32), codegen
+    signature = result(result, *[types.uint64] * others)
+    if others:
+        define(word)(lambda typing_context, sums, a, b, step_a, step_b: (signature, codegen))
+    else:
+        define(word)(lambda typing_context, sums: (signature, codegen))
+
+
+_define_wgmma(wgmma, ptx.wgmma(SUMS, 1), 4)
+_define_wgmma(wgmma_stage, ptx.wgmma(SUMS, IN_STAGE), 4)
+_define_wgmma(wgmma_wait, ptx.WGMMA_WAIT, 0)
 
 
 @cuda.jit(device=True)
@@ -113,7 +132,7 @@ def _copy(out, k, w, at, steps, strips, x, j, across, rows, n):
     j += mine * across * 4
     async_fence()  # others have written x, and this block where the stages are
     while n > 0:
-        _keep_rolled()
+        n = _keep_rolled(n)
         mbarrier_wait(bars, EMPTY + i64(stage), parity)
         if lane_id() == 0:
             here, full, of_rows = min(i64(IN_STAGE), n), FULL + i64(stage), i64(0)
@@ -138,22 +157,29 @@ def _copy(out, k, w, at, steps, strips, x, j, across, rows, n):
 def _by_four_warps(out, k, rows, n):
     """A lane's sums of 64 stored rows, every other half of a strip, and 128 rows of x, by `wgmma`."""
     bars, half = mbarriers(out, k + BARS, 2 * STAGES), u32(warp_id() >> 2)
-    stage, parity, sums = i32(0), i32(0), NONE
+    stage, parity, before, sums = i32(0), i32(0), i32(-1), NONE
     stored, staged = u32(shared_address(out, k) + half * u32(128)), u32(shared_address(out, k + ROWS_AT))
     while n > 0:
-        _keep_rolled()
+        n = _keep_rolled(n)
         mbarrier_wait(bars, FULL + i64(stage), parity)
         a = _matrices(u32(stored + u32(stage) * u32(4 * STAGE)), u32(256), u32(2 * STRIP))
         b = _matrices(u32(staged + u32(stage) * u32(4 * STAGE)), u32(rows) * u32(16), u32(128))
         warp_barrier()  # whoever waited is here
-        sums = wgmma(sums, a, b, u64(32), u64(rows) << u64(1), i32(min(i64(IN_STAGE), n)))
-        if lane_id() == 0:
-            mbarrier_arrive(bars, EMPTY + i64(stage))
+        step_b, left = u64(rows) << u64(1), i32(min(i64(IN_STAGE), n))
+        if left == IN_STAGE:
+            sums = wgmma_stage(sums, a, b, u64(32), step_b)
+        else:
+            while left > 0:
+                left = _keep_rolled(left)
+                sums = wgmma(sums, a, b, u64(32), step_b)
+                a, b, left = u64(a + u64(32)), u64(b + step_b), i32(left - 1)
+        if lane_id() == 0 and before >= 0:
+            mbarrier_arrive(bars, EMPTY + i64(before))
         n -= IN_STAGE
-        stage = i32(stage + 1)
+        before, stage = stage, i32(stage + 1)
         if stage == STAGES:
             stage, parity = i32(0), i32(parity ^ 1)
-    return sums
+    return wgmma_wait(sums)
 
 
 @cuda.jit(device=True)
@@ -175,12 +201,12 @@ def _by_one_warp(out, k, rows, n):
     none = (zero, zero, zero, zero)
     s0, s1, s2, s3 = none, none, none, none
     while n > 0:
-        _keep_rolled()
+        n = _keep_rolled(n)
         mbarrier_wait(bars, FULL + i64(stage), parity)
         left, a = i32(min(i64(IN_STAGE), n)), u32(stored + u32(stage) * u32(4 * STAGE))
         x = u32(staged + u32(stage) * u32(4 * STAGE))
         while left > 0:
-            _keep_rolled()
+            left = _keep_rolled(left)
             b, d = load_matrices(x), load_matrices(u32(x + u32(256)))
             s0 = _add_strip(*s0, load_matrices(a), b, d)
             s1 = _add_strip(*s1, load_matrices(u32(a + u32(2 * STRIP))), b, d)

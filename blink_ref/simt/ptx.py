@@ -28,6 +28,9 @@ THREADS = "mov.u32 $0, %ntid.x;"
 # A 64-bit copy that the compiler has to make where it stands.
 COPY = "mov.b64 $0, $1;"
 
+# 1 / sqrt($1), nearly.
+ONE_OVER_ROOT = "rsqrt.approx.ftz.f32 $0, $1;"
+
 # At the head of a loop: ptxas leaves it as it is, where unrolled it would want too many registers.
 NO_UNROLL = '.pragma "nounroll";'
 
@@ -141,36 +144,30 @@ LOAD_PIECE = "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];"
 STORE_PIECE = "st.shared.v4.b32 [$0], {$1, $2, $3, $4};"
 
 
-def wgmma(sums: int) -> str:
-    """Four warps' 64 x 16 float16 fragments times as many of 16 x (2 * sums), added to float32; waits until done.
+def wgmma(sums: int, fragments: int) -> str:
+    """Four warps' 64 x 16 float16 fragments times as many of 16 x (2 * sums), added to float32.
 
-    Of `sums` sums a lane, both results and arguments, then: descriptors of the first two fragments, what is added
-    to each for the next, how many there are, up to four ("wgmma.mma_async").
+    Of `sums` sums a lane, both results and arguments, then: descriptors of the first two fragments, and what is
+    added to each for the next ("wgmma.mma_async"). It waits for those begun before, not for these. None has a
+    predicate: each would wait for the one before.
     """
-    a, b, step_a, step_b, count = (f"${2 * sums + n}" for n in range(5))
+    a, b, step_a, step_b = (f"${2 * sums + n}" for n in range(4))
     listed = ", ".join(f"${n}" for n in range(sums))
-    one = f"wgmma.mma_async.sync.aligned.m64n{2 * sums}k16.f32.f16.f16 {{{listed}}}, a, b, yes, 1, 1, 0, 0;"
+    one = f"wgmma.mma_async.sync.aligned.m64n{2 * sums}k16.f32.f16.f16 {{{listed}}}, a, b, 1, 1, 1, 0, 0;"
     move = f"add.s64 a, a, {step_a};\nadd.s64 b, b, {step_b};"
+    all_of_them = f"\n{move}\n".join([one] * fragments)
     return f"""{{
-.reg .pred yes, two, three, four;
 .reg .b64 a, b;
-setp.gt.s32 yes, {count}, 0;
-setp.gt.s32 two, {count}, 1;
-setp.gt.s32 three, {count}, 2;
-setp.gt.s32 four, {count}, 3;
 mov.b64 a, {a};
 mov.b64 b, {b};
 wgmma.fence.sync.aligned;
-@yes {one}
-{move}
-@two {one}
-{move}
-@three {one}
-{move}
-@four {one}
+{all_of_them}
 wgmma.commit_group.sync.aligned;
-wgmma.wait_group.sync.aligned 0;
+wgmma.wait_group.sync.aligned 1;
 }}"""
+
+
+WGMMA_WAIT = "wgmma.wait_group.sync.aligned 0;"
 
 
 def fence(scope: int) -> str:

@@ -553,17 +553,17 @@ def heads_attend(arena, k, k_keys, k_values, x, j, heads, d, keys, values, at, n
     """What up to HEADS queries attend to in n positions, PART at most, of the KV cache. By one warp.
 
     The queries, of d float32, lie one behind the other at ``x[j]``; the positions' keys, of d bfloat16 as uint16
-    bits (or float32), at ``keys[at]``, their values at ``values[at]``. Of query h, ``arena[k]`` gets the sums of
-    the values, each weighted by exp(score - maximum): column i at
-    ``k + (i >> 6) * 64 * HEADS + 64 * h + (i & 63)``. Its maximum lies at ``k + span + 2 * h``, the total of its
-    weights behind that; `span` is 64 * HEADS for each 64 columns.
+    bits (or float32), at ``keys[at]``, their values at ``values[at]``. Of query h, ``arena[k + 2 * h]`` becomes
+    the highest score, and behind that is the total of its weights, each exp(score - highest). The sums of the
+    values, weighted so, lie behind the first 2 * HEADS floats: column i at
+    ``k + 2 * HEADS + (i >> 6) * 64 * heads + 64 * h + (i & 63)``.
 
     What lies between is the word's own. The warp has called :func:`heads_ask` for these positions, or the call of
     this word before has: that begins to copy the keys at `then`, of `later` positions, as soon as it has read its
     own, and the values there as soon as it has read those. Where keys and values have one place, `then` and
-    `later` are `at` and n: the values take the place of the keys. The values' place may be ``arena[k]``, where
-    none are copied ahead. d is a multiple of 32, j of 4, `at` and `then` of 8, k and the places of 4. Which lane
-    writes what is not said. CUDA: tensor cores (see cuda_heads.py).
+    `later` are `at` and n: the values take the place of the keys. The values' place may be
+    ``arena[k + 2 * HEADS]``, where none are copied ahead. d is a multiple of 32, j of 4, `at` and `then` of 8, k
+    and the places of 4. Which lane writes what is not said. CUDA: tensor cores (see cuda_heads.py).
     """
     of_keys, of_values = (_floats(stored[at : at + n * d]).reshape(n, d) for stored in (keys, values))
     for h in range(me().lane, heads, me().warp.width):
@@ -571,10 +571,9 @@ def heads_attend(arena, k, k_keys, k_values, x, j, heads, d, keys, values, at, n
         weights = np.exp(scores - scores.max())
         sums = weights @ of_values
         for i in range(0, d, 64):
-            to = k + i * HEADS + 64 * h
+            to = k + 2 * HEADS + i * heads + 64 * h
             arena[to : to + min(64, d - i)] = sums[i : i + 64]
-        at_total = k + (d + 63 >> 6) * 64 * HEADS + 2 * h
-        arena[at_total], arena[at_total + 1] = scores.max(), weights.sum()
+        arena[k + 2 * h], arena[k + 2 * h + 1] = scores.max(), weights.sum()
 
 
 def mix_of_fours(weights, w, a, i, step, n):
