@@ -30,7 +30,7 @@ MODEL = ModelConfig(
     hidden=32,
     ffn=80,
     layers=2,
-    heads=2,
+    heads=3,
     kv_heads=1,
     head_dim=16,
     context=24,
@@ -263,6 +263,7 @@ def narrow_pieces() -> Iterator[None]:
         (work_list, "CHUNK", CHUNK),
         (flash_decoding, "CHUNK", CHUNK),
         (flash_decoding, "PART", PART),
+        (flash_decoding, "MOST_NOTED", 2),
         (flash, "COLUMNS", CHUNK),
         (flash, "TILE_POSITIONS", CHUNK),  # so that tiles go through several stages
         (vocabulary, "TILE_POSITIONS", CHUNK),

@@ -338,17 +338,17 @@ def attend_part(block, j, part, side, more, layer, model, cache):
     """
     work, d, at = arena_view(block.shared, WORK, LISTED, model.eos), opaque(i64(model.head_dim)), noted_at(j)
     of_keys, of_values = places_of(work, part)
-    seen, next_at, next_part, later = seen_of(work, at, part), at, part, i32(0)
+    seen, later, place = seen_of(work, at, part), i32(0), work[at + PLACE + part]
+    behind = place
     if work[AHEAD] != 0:
-        next_part = i32(part + team())
+        next_at, next_part = at, i32(part + team())
         if next_part >= work[at + PARTS]:
             next_at, next_part = i32(at + ITEM), i32(warp_id())
         if next_at == at or more:
-            later = seen_of(work, next_at, next_part)
+            later, behind = seen_of(work, next_at, next_part), work[next_at + PLACE + next_part]
     elif of_keys == of_values:
         later = seen  # the values, in the keys' place
-    first = of_layer(work[at + PLACE + part], layer, model, cache)
-    then = of_layer(work[next_at + PLACE + next_part], layer, model, cache)
+    first, then = of_layer(place, layer, model, cache), of_layer(behind, layer, model, cache)
     heads_attend(
         block.shared, i64(part_at(work, j, part)), i64(of_keys), i64(of_values),
         block.shared, i64(queries_at(side, d)), i64(work[at + ITS_HEADS]), d,
