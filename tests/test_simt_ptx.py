@@ -43,6 +43,7 @@ from blink_ref.simt.vocabulary import (
     fragment_put,
     heads_ask,
     heads_attend,
+    heads_pay,
     i32,
     i64,
     lane_any,
@@ -157,7 +158,8 @@ def use_every_word(block, floats, halves, stored, words, longs):
     fragment_dots(block.shared, q, arena_view(block.shared, i64(4), i64(8), halves), r, i64(3), floats, r, q, True)
     fours, mixed = sum_of_fours(block.shared, q, r, i64(8)), mix_of_fours(floats, i, block.shared, q, r, i64(8))
     floats[i] = fours[0] + fours[3] + mixed[1]
-    heads_ask(block.shared, q, r, stored, stored, i, i64(64), r)
+    if heads_pay(stored):
+        heads_ask(block.shared, q, r, stored, stored, i, i64(64), r)
     heads_attend(block.shared, q, q, r, floats, r, i64(8), i64(64), stored, stored, q, i64(16), q, r)
     warp_copy(block.shared, q, floats, r, i64(64))
     relax(i)

@@ -1,6 +1,6 @@
 """One step through the model: the phases of a plan, and what orders them."""
 
-from ..kernels import packing, stream, tiles
+from ..kernels import flash_decoding, packing, stream, tiles
 from ..kernels.attention import attend, project
 from ..kernels.embedding import embedding
 from ..kernels.filters import draw_filtered
@@ -80,9 +80,9 @@ def begin_step(block, plan, rows, first_layer, model, cache, act, packed):
             stage, parity = stream.begin(block, model, 4 * first_layer, products_of(plan, model))
         if streamed or tiles.wanted(model, rows):
             entries = rows if streamed else i64(plan.count[CHUNKS])
-            list_work(block, plan, entries, streamed, act.most_chunks > 0, model)
+            list_work(block, plan, entries, streamed, flash_decoding.wanted(cache, act), model)
             barrier()
-            if act.most_chunks > 0:
+            if flash_decoding.wanted(cache, act):
                 limit, beyond = i64(block.shared.shape[0]), i64(0)
                 if streamed:
                     limit, beyond = stream.rope_at(block, model), limit
@@ -152,7 +152,7 @@ def layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, 
             if pauses(block, rows, model):
                 stream.drain(block, model, stage, parity)
             stream.keep_stage(block, model, stage, parity)  # attention needs the registers
-            if act.most_chunks > 0:
+            if flash_decoding.wanted(cache, act):
                 attend_in_chunks(block, rows, layer, model, cache, act, True)
             else:
                 attend(block, plan, rows, layer, model, cache, act.q, act.attended, True)
@@ -242,12 +242,12 @@ def layers_in_tiles(block, window, plans, now, sampling, cache, model, act):
         if kind == tiles.ATTENDED:
             chunks = i64(plan.count[CHUNKS])
             attend_in_tiles(block, chunks, rows, layer, model, cache, act.q, act.attended)
-            if act.most_chunks > 0:
+            if flash_decoding.wanted(cache, act):
                 barrier()  # tiles are finished with the arena
                 attend_in_chunks(block, rows, layer, model, cache, act, False)
+                kind = i32(opaque(i64(tiles.ATTENDED)))  # as is: attention needs the register
             grid_barrier(block)
             plan = plan_of(plans, now)  # anew: attention needs the registers
-            kind = i32(opaque(i64(tiles.ATTENDED)))
             rows, timed = i64(plan.count[ROWS]), timed_layer(block, plan)
             stamp(plan, ATTENDED, layer == timed)
         elif kind != tiles.LOWERED:

@@ -33,6 +33,7 @@ from ..simt.vocabulary import (
     fragment_put,
     heads_ask,
     heads_attend,
+    heads_pay,
     i32,
     i64,
     lane_broadcast,
@@ -98,6 +99,12 @@ def fits(config: ModelConfig, page_size: int, room: int) -> bool:
 def units_of(config: ModelConfig) -> int:
     """Into how many groups of heads the heads of a row fall."""
     return config.kv_heads * -(-(config.heads // config.kv_heads) // HEADS)
+
+
+@device
+def wanted(cache, act):
+    """Whether the attention of single rows is cut in chunks."""
+    return heads_pay(cache.keys) and act.most_chunks > 0
 
 
 @device

@@ -74,6 +74,11 @@ def _(w):
     return (lambda w: False) if w.dtype == types.float32 else (lambda w: True)
 
 
+@overload(words.heads_pay, target="cpu", strict=False)
+def _(keys):
+    return (lambda keys: False) if keys.dtype == types.float32 else (lambda keys: True)
+
+
 @_define(words.exp)
 def _(typing_context, x):
     """Inline, so that loops with it vectorise: 2**n times a polynomial on [-ln 2 / 2, ln 2 / 2].

@@ -250,6 +250,11 @@ def _(arena, k, k_keys, k_values, x, j, heads, d, keys, values, at, n, then, lat
     return heads_attend if keys.dtype == types.uint16 else in_lanes
 
 
+@define_by(words.heads_pay)
+def _(keys):
+    return (lambda keys: False) if keys.dtype == types.float32 else (lambda keys: True)
+
+
 @define_by(words.mix_of_fours)
 def _(weights, w, a, i, step, n):
     def mix_of_fours(weights, w, a, i, step, n):

@@ -335,6 +335,14 @@ def tiles_pay(w):
     return w.dtype != np.float32
 
 
+def heads_pay(keys):
+    """Whether :func:`heads_attend` is of use for such stored keys: 16 bits each.
+
+    Known when a kernel is compiled, as :func:`tiles_pay`.
+    """
+    return keys.dtype != np.float32
+
+
 def rank(value, index):
     """Pack (float32 value, index < 2**31) into an int64 that orders by value, ties to the smaller index.
 
