@@ -263,7 +263,7 @@ def narrow_pieces() -> Iterator[None]:
         (work_list, "CHUNK", CHUNK),
         (flash_decoding, "CHUNK", CHUNK),
         (flash_decoding, "PART", PART),
-        (flash_decoding, "MOST_NOTED", 2),
+        (flash_decoding, "MOST_NOTED", 1),
         (flash, "COLUMNS", CHUNK),
         (flash, "TILE_POSITIONS", CHUNK),  # so that tiles go through several stages
         (vocabulary, "TILE_POSITIONS", CHUNK),
