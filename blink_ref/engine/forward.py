@@ -5,7 +5,6 @@ from ..kernels.attention import attend, project
 from ..kernels.embedding import embedding
 from ..kernels.filters import draw_filtered
 from ..kernels.flash import attend_in_tiles
-from ..kernels.flash_decoding import attend_in_chunks, note_own
 from ..kernels.linear import add_linear
 from ..kernels.logits import forget_draws, logits_and_draw
 from ..kernels.mlp import gate_up
@@ -27,7 +26,7 @@ from ..scheduler.sight import (
 )
 from ..scheduler.state import CHUNKS, FILTERED, FIRST_LAYER, INTERRUPTED, ROWS, SAMPLES, SPARE, plan_of
 from ..simt import device, grid_arrive, grid_barrier, grid_wait
-from ..simt.vocabulary import arena_view, barrier, block_threads, i32, i64, opaque, thread_id
+from ..simt.vocabulary import arena_view, barrier, block_threads, heads_pay, i32, i64, opaque, thread_id
 
 
 @device
@@ -80,15 +79,15 @@ def begin_step(block, plan, rows, first_layer, model, cache, act, packed):
             stage, parity = stream.begin(block, model, 4 * first_layer, products_of(plan, model))
         if streamed or tiles.wanted(model, rows):
             entries = rows if streamed else i64(plan.count[CHUNKS])
-            list_work(block, plan, entries, streamed, flash_decoding.wanted(cache, act), model)
+            list_work(block, plan, entries, streamed, act.most_chunks > 0, model)
             barrier()
-            if flash_decoding.wanted(cache, act):
+            if act.most_chunks > 0:
                 limit, beyond = i64(block.shared.shape[0]), i64(0)
                 if streamed:
                     limit, beyond = stream.rope_at(block, model), limit
                     if pauses(block, rows, model):
                         beyond = stream.stages_at(block)
-                note_own(block, entries, limit, beyond, model, cache, act)
+                flash_decoding.note_own(block, entries, limit, beyond, model, cache, act)
     return stage, parity, streamed
 
 
@@ -152,8 +151,8 @@ def layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, 
             if pauses(block, rows, model):
                 stream.drain(block, model, stage, parity)
             stream.keep_stage(block, model, stage, parity)  # attention needs the registers
-            if flash_decoding.wanted(cache, act):
-                attend_in_chunks(block, rows, layer, model, cache, act, True)
+            if act.most_chunks > 0:
+                flash_decoding.attend_in_chunks(block, rows, layer, model, cache, act, True)
             else:
                 attend(block, plan, rows, layer, model, cache, act.q, act.attended, True)
             grid_arrive(block)
@@ -242,12 +241,13 @@ def layers_in_tiles(block, window, plans, now, sampling, cache, model, act):
         if kind == tiles.ATTENDED:
             chunks = i64(plan.count[CHUNKS])
             attend_in_tiles(block, chunks, rows, layer, model, cache, act.q, act.attended)
-            if flash_decoding.wanted(cache, act):
+            if act.most_chunks > 0:
                 barrier()  # tiles are finished with the arena
-                attend_in_chunks(block, rows, layer, model, cache, act, False)
-                kind = i32(opaque(i64(tiles.ATTENDED)))  # as is: attention needs the register
+                flash_decoding.attend_in_chunks(block, rows, layer, model, cache, act, False)
             grid_barrier(block)
             plan = plan_of(plans, now)  # anew: attention needs the registers
+            if heads_pay(cache.keys):
+                kind = i32(opaque(i64(tiles.ATTENDED)))  # likewise, where it is cut in chunks
             rows, timed = i64(plan.count[ROWS]), timed_layer(block, plan)
             stamp(plan, ATTENDED, layer == timed)
         elif kind != tiles.LOWERED:

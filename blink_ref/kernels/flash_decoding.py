@@ -102,12 +102,6 @@ def units_of(config: ModelConfig) -> int:
 
 
 @device
-def wanted(cache, act):
-    """Whether the attention of single rows is cut in chunks."""
-    return heads_pay(cache.keys) and act.most_chunks > 0
-
-
-@device
 def span_of(d):
     """:func:`span`."""
     return ((i64(d) + 63) >> 6) * (64 * HEADS)
@@ -226,7 +220,7 @@ def attend_in_chunks(block, rows, layer, model, cache, act, in_fragments):
     """
     work = arena_view(block.shared, WORK, LISTED, model.eos)
     noted = work[OWN_FIRST]
-    while noted < work[OWN_END]:
+    while heads_pay(cache.keys) and noted < work[OWN_END]:  # otherwise all this is left out of the kernel
         if noted != work[OWN_NOTED]:
             first, end, n = work[OWN_FIRST], work[OWN_END], i64(work[OWN_ENTRIES])
             barrier()
