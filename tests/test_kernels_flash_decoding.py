@@ -8,8 +8,8 @@ from kernel_bench import floats, fragment_values, kept_exactly, model_of, nans, 
 from test_kernels_attention import LAYER, SPARE, empty_cache, put
 
 from blink_ref.engine import memory
-from blink_ref.kernels import attention, flash_decoding
-from blink_ref.kernels.staging import LISTED, MOST_NOTED, WORK
+from blink_ref.kernels import attention, flash_decoding, flash_items
+from blink_ref.kernels.staging import ITEM, LISTED, MOST_NOTED, MOST_PARTS, WORK
 from blink_ref.kernels.work_list import CHUNK, ENTRY, FIRST_ITEM, FIRST_TILE, LENGTH, ROW, SLOT, list_work
 from blink_ref.simt import aligned, device, launch, vocabulary
 from blink_ref.simt.on_python import me
@@ -36,7 +36,7 @@ def attend_alone(block, plan, rows, limit, beyond, layer, model, cache, act):
     poison_arena(block)
     list_work(block, plan, rows, True, True, model)
     barrier()
-    flash_decoding.note_own(block, rows, limit, beyond, model, cache, act)
+    flash_items.note_own(block, rows, limit, beyond, model, cache, act)
     barrier()
     flash_decoding.attend_in_chunks(block, rows, layer, model, cache, act, True)
 
@@ -54,8 +54,8 @@ def attend(target, lanes, config, model, cache, slots, lengths, q, blocks=3, roo
     attended = nans(q.size + SPARE)
     act = act._replace(attended=attended)
     plan = plan_of(rows, slot=slots, position=[n - 1 for n in lengths])
-    limit = flash_decoding.arena(d) + (room == APART and d < 256) * CHUNK // 16 * flash_decoding.part_size(d)
-    shared = limit + (room == AHEAD) * 2 * warps_of(target, lanes) * flash_decoding.span_of.python(d)
+    limit = flash_items.arena(d) + (room == APART and d < 256) * CHUNK // 16 * flash_items.part_size(d)
+    shared = limit + (room == AHEAD) * 2 * warps_of(target, lanes) * flash_items.span_of.python(d)
     beyond = limit if room == AHEAD else shared + 1
     args = plan, rows, limit, beyond, LAYER, model, cache, act
     launch(attend_alone, blocks, lanes, *args, target=target, shared=shared)
@@ -104,12 +104,18 @@ def test_a_row_gets_the_same_alone_in_any_batch_and_on_any_number_of_blocks(targ
         np.testing.assert_array_equal(alone[0], together[slot])
 
 
+def test_what_is_noted_fits_where_it_goes():
+    assert flash_items.PLACE + MOST_PARTS == ITEM
+    assert flash_items.NOTED + MOST_NOTED * ITEM == LISTED
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_block_may_have_more_items_than_it_has_noted_at_a_time(target, lanes, room, monkeypatch):
     lengths, noted = [600, 1, 300] * 5, MOST_NOTED
     if target == "python":
         lengths, noted = [260, 5], 2
-        monkeypatch.setattr(flash_decoding, "MOST_NOTED", noted)
+        for module in (flash_decoding, flash_items):
+            monkeypatch.setattr(module, "MOST_NOTED", noted)
     model, _, config = model_of(heads=4, kv_heads=2, head_dim=32)
     cache = empty_cache(model, len(lengths), max(lengths), 16, BF16)
     for slot, n in enumerate(lengths):
@@ -132,7 +138,7 @@ def test_a_warp_attends_to_what_it_has_asked_for_and_asks_ahead_whenever_it_can(
     So here a number stands in the places for what is on its way, which nobody else may have written over.
     """
     lengths, lanes, asked, seen, marks = [300, 5, 530, 1], 8, {}, [], itertools.count(1000)
-    size = int(flash_decoding.span_of.python(32))
+    size = int(flash_items.span_of.python(32))
 
     def note(arena, of_keys, of_values, at, n):
         assert of_keys != of_values

@@ -15,7 +15,7 @@ import numpy as np
 from ..engine import memory
 from ..engine.persistent import serve
 from ..engine.settings import Settings
-from ..kernels import attention, flash, flash_decoding, staging, stream, tiles, work_list
+from ..kernels import attention, flash, flash_decoding, flash_items, staging, stream, tiles, work_list
 from ..model.config import ModelConfig
 from ..model.weights import Weights
 from ..ring.layout import BEAT_EVENTS, BEAT_STATE, END, STOPPED, TOKEN, URGENT, unpack_record
@@ -221,7 +221,7 @@ def run(seed: int) -> list[Count]:
     kv_dtype = "bfloat16" if in_chunks else "float32"
     settings = replace(SETTINGS, blocks=SETTINGS.blocks + own, scheduler_block=own == 1, kv_dtype=kv_dtype)
     if in_tiles:  # a block that computes alone has more than one tile
-        parts = flash_decoding.arena(MODEL.head_dim) - flash_decoding.WEIGHTS  # for more than there are
+        parts = flash_items.arena(MODEL.head_dim) - flash_items.WEIGHTS  # for more than there are
         few = stream.arena(IN_TILES, WARPS, MODEL.head_dim, PAGE_SIZE) + parts
         shared = max(tiles.arena(MODEL.head_dim, halves=False), few)
         settings = replace(settings, blocks=SETTINGS.blocks, shared=shared, stream_rows=IN_TILES)
@@ -233,7 +233,7 @@ def run(seed: int) -> list[Count]:
     act = act._replace(pieces=memory.poisoned(settings.blocks * DOTS_ROWS * DOTS_ROWS))
     if in_chunks:
         rows, chunks = max(SETTINGS.running, IN_TILES), -(-MODEL.context // CHUNK)
-        partial = memory.poisoned(rows * chunks * flash_decoding.part_size(MODEL.head_dim))
+        partial = memory.poisoned(rows * chunks * flash_items.part_size(MODEL.head_dim))
         act = act._replace(partial=partial, arrived=np.zeros(rows * HEADS, np.int32), most_chunks=chunks)
     args = *most, cache, model._replace(tiles=in_tiles), act, context
     with narrow_pieces():
@@ -261,8 +261,10 @@ def narrow_pieces() -> Iterator[None]:
         (stream, "MOST_SLOTS", 2),
         (stream, "AT_ONCE", 16),  # some activations are copied asynchronously, some by the lanes
         (work_list, "CHUNK", CHUNK),
-        (flash_decoding, "CHUNK", CHUNK),
+        (flash_items, "CHUNK", CHUNK),
+        (flash_items, "PART", PART),
         (flash_decoding, "PART", PART),
+        (flash_items, "MOST_NOTED", 1),  # so that others are always noted, too
         (flash_decoding, "MOST_NOTED", 1),
         (flash, "COLUMNS", CHUNK),
         (flash, "TILE_POSITIONS", CHUNK),  # so that tiles go through several stages

@@ -1,10 +1,12 @@
 """One step through the model: the phases of a plan, and what orders them."""
 
-from ..kernels import flash_decoding, packing, stream, tiles
+from ..kernels import packing, stream, tiles
 from ..kernels.attention import attend, project
 from ..kernels.embedding import embedding
 from ..kernels.filters import draw_filtered
 from ..kernels.flash import attend_in_tiles
+from ..kernels.flash_decoding import attend_in_chunks
+from ..kernels.flash_items import note_own
 from ..kernels.linear import add_linear
 from ..kernels.logits import forget_draws, logits_and_draw
 from ..kernels.mlp import gate_up
@@ -87,7 +89,7 @@ def begin_step(block, plan, rows, first_layer, model, cache, act, packed):
                     limit, beyond = stream.rope_at(block, model), limit
                     if pauses(block, rows, model):
                         beyond = stream.stages_at(block)
-                flash_decoding.note_own(block, entries, limit, beyond, model, cache, act)
+                note_own(block, entries, limit, beyond, model, cache, act)
     return stage, parity, streamed
 
 
@@ -152,7 +154,7 @@ def layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, 
                 stream.drain(block, model, stage, parity)
             stream.keep_stage(block, model, stage, parity)  # attention needs the registers
             if act.most_chunks > 0:
-                flash_decoding.attend_in_chunks(block, rows, layer, model, cache, act, True)
+                attend_in_chunks(block, rows, layer, model, cache, act, True)
             else:
                 attend(block, plan, rows, layer, model, cache, act.q, act.attended, True)
             grid_arrive(block)
@@ -243,7 +245,7 @@ def layers_in_tiles(block, window, plans, now, sampling, cache, model, act):
             attend_in_tiles(block, chunks, rows, layer, model, cache, act.q, act.attended)
             if act.most_chunks > 0:
                 barrier()  # tiles are finished with the arena
-                flash_decoding.attend_in_chunks(block, rows, layer, model, cache, act, False)
+                attend_in_chunks(block, rows, layer, model, cache, act, False)
             grid_barrier(block)
             plan = plan_of(plans, now)  # anew: attention needs the registers
             if heads_pay(cache.keys):

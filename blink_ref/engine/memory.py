@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels import flash_decoding, packing, stream, tiles, work_list
+from ..kernels import flash_items, packing, stream, tiles, work_list
 from ..kernels.staging import MOST_LISTED, MOST_ROWS
 from ..kernels.tensors import Activations, Model
 from ..kvcache import pages
@@ -100,7 +100,7 @@ def chunks_fit(config: ModelConfig, settings: Settings) -> bool:
     room = settings.shared
     if settings.stream_rows:
         room = stream.room(settings.shared, settings.warps, settings.stream_rows * config.head_dim)
-    return settings.kv_dtype == "bfloat16" and flash_decoding.fits(config, settings.page_size, room)
+    return settings.kv_dtype == "bfloat16" and flash_items.fits(config, settings.page_size, room)
 
 
 def activations(
@@ -112,7 +112,7 @@ def activations(
     :class:`Activations`.
     """
     heads = config.heads * config.head_dim
-    units = max(samples, MOST_ROWS) * flash_decoding.units_of(config) if most_chunks else 1
+    units = max(samples, MOST_ROWS) * flash_items.units_of(config) if most_chunks else 1
     return Activations(
         x=poisoned(rows * config.hidden),
         aside=poisoned(rows * config.hidden),
@@ -122,7 +122,7 @@ def activations(
         attended=poisoned(rows * heads),
         gated=poisoned(rows * config.ffn),
         pieces=poisoned(tiles_at_once * DOTS_ROWS * DOTS_ROWS),
-        partial=poisoned(units * most_chunks * flash_decoding.part_size(config.head_dim) if most_chunks else 8),
+        partial=poisoned(units * most_chunks * flash_items.part_size(config.head_dim) if most_chunks else 8),
         arrived=np.zeros(units * HEADS, np.int32),
         most_chunks=most_chunks,
         logits=poisoned(samples * config.vocab),

@@ -31,7 +31,7 @@ ENTRY = 5
 """Words of an entry."""
 
 MOST_PARTS = 16
-"""Most parts of an item of that list (see flash_decoding.py)."""
+"""Most parts of an item of that list (see flash_items.py)."""
 
 OWN = ENTRY * (MOST_LISTED + 1)
 """Where in the list, behind the entry that ends it, a block notes which items are its own, and where they lie."""
