@@ -18,6 +18,7 @@ from blink_ref.simt.vocabulary import (
     BLOCK,
     GPU,
     SYSTEM,
+    Tile,
     acquire_fence,
     arena_view,
     async_fence,
@@ -35,6 +36,8 @@ from blink_ref.simt.vocabulary import (
     copy_async,
     divide,
     dot,
+    dots_ask,
+    dots_forget,
     exp,
     f32,
     f32_of_bits,
@@ -144,7 +147,10 @@ def use_every_word(block, floats, halves, stored, words, longs):
     block_copy(floats, q, floats, r, i64(64))
     block_scale(block.shared, q, floats, r, f32(2.0), floats, i, i64(64))
     if tiles_pay(halves):
-        block_dots(block.shared, i64(0), halves, q, r, i64(8), floats, r, i64(64), i, i64(0), i64(64))
+        tile = Tile(q, r, i64(8), r, i64(64), i64(64), i64(64), i64(0), i64(64))
+        dots_ask(block.shared, i64(0), halves, floats, tile, True)
+        dots_forget(block.shared, i64(0), halves, tile)
+        block_dots(block.shared, i64(0), halves, floats, tile)
     tile_put(block.shared, q, r, i64(64), i64(16), floats, i, f32(0.5))
     tile_ask(block.shared, q, i64(64), i64(16), floats, i)
     tile_ask(block.shared, q, i64(64), i64(16), stored, i)

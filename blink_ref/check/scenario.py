@@ -230,7 +230,8 @@ def run(seed: int) -> list[Count]:
     window = memory.device_window(nic_half, gpu_half, layout)
     args = memory.arguments(MODEL, Weights.random(MODEL, seed=1, scale=0.3), settings, window)
     *most, cache, model, act, context = args
-    act = act._replace(pieces=memory.poisoned(settings.blocks * DOTS_ROWS * DOTS_ROWS))
+    pieces = memory.poisoned(settings.blocks * DOTS_ROWS * DOTS_ROWS)
+    act = act._replace(pieces=pieces, met=np.zeros(2 * settings.blocks, np.int32))
     if in_chunks:
         rows, chunks = max(SETTINGS.running, IN_TILES), -(-MODEL.context // CHUNK)
         partial = memory.poisoned(rows * chunks * flash_items.part_size(MODEL.head_dim))

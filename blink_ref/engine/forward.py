@@ -43,13 +43,10 @@ def forward(block, window, slots, queue, plans, now, sampling, cache, model, act
     forget_draws(block, plan, i64(plan.count[SAMPLES]))
     if first_layer == 0:
         embedding(block, plan, plan_of(plans, queue.count[SPARE]), rows, model, act.x)
-        if streamed:
-            barrier()
-            stream.begin_rows(block, plan, rows, first_layer, act.x, model, cache, act)
-    elif streamed:
-        stream.begin_rows(block, plan, rows, first_layer, act.aside, model, cache, act)
+        barrier()
+        begin_rows(block, plan, rows, first_layer, act.x, streamed, model, cache, act, model.packed)
     else:
-        copy_stream(block, act.aside, act.x, rows * i64(model.hidden))
+        begin_rows(block, plan, rows, first_layer, act.aside, streamed, model, cache, act, model.packed)
     grid_barrier(block)
     stamp(plan, EMBEDDED, timed_layer(block, plan) >= 0 and first_layer == 0)
     rest = sampling, cache, model, act, model.packed
@@ -60,8 +57,8 @@ def forward(block, window, slots, queue, plans, now, sampling, cache, model, act
         copy_stream(block, act.x, act.aside, rows * i64(model.hidden))
     else:
         samples = i64(plan.count[SAMPLES])
-        stamp(plan, LAYERS, timed_layer(block, plan) >= 0 and not stream.wanted(model, rows))
         if not (stream.wanted(model, rows) or (tiles.wanted(model, rows) and tiles.wanted(model, samples))):
+            stamp(plan, LAYERS, timed_layer(block, plan) >= 0)
             logits_and_draw(block, plan, samples, sampling, model, act.x, act.logits)
         if plan.count[FILTERED] > 0:
             grid_barrier(block)
@@ -91,6 +88,20 @@ def begin_step(block, plan, rows, first_layer, model, cache, act, packed):
                         beyond = stream.stages_at(block)
                 note_own(block, entries, limit, beyond, model, cache, act)
     return stage, parity, streamed
+
+
+@device
+def begin_rows(block, plan, rows, first_layer, x, streamed, model, cache, act, packed):
+    """The rows of x are the residual stream: in `act.x`, and as the layers take it. Blocks share out rows."""
+    in_tiles = False
+    if packed is not None:
+        in_tiles = not streamed and tiles.wanted(model, rows)
+        if streamed:
+            stream.begin_rows(block, plan, rows, first_layer, x, model, cache, act)
+        elif in_tiles:
+            tiles.begin_rows(block, rows, first_layer, x, model, act)
+    if first_layer > 0 and not streamed and not in_tiles:
+        copy_stream(block, x, act.x, rows * i64(model.hidden))
 
 
 @device
@@ -231,42 +242,63 @@ def layers_of_few_rows(block, window, plans, now, cache, model, act):
 
 @device
 def layers_in_tiles(block, window, plans, now, sampling, cache, model, act):
-    """As :func:`layers_of_few_rows`, for many rows; then, if there are many samples, the logits and the draw."""
+    """As :func:`layers_of_few_rows`, for many rows; then, if there are many samples, the logits and the draw.
+
+    A product is `ready` when nothing else stands before it: attention or, for the logits, the norm of their rows.
+    While the grid meets in front of it, each block asks for its first weights.
+    """
     plan = plan_of(plans, now)
-    kind, layer = i32(tiles.PROJECT), i32(plan.count[FIRST_LAYER])
-    while kind <= tiles.LOGITS:
-        plan = plan_of(plans, now)
-        rows, timed = i64(plan.count[ROWS]), timed_layer(block, plan)
-        stamp(plan, LAYER, layer == timed and kind == tiles.PROJECT)
-        if kind == tiles.LOGITS:
-            rows = i64(plan.count[SAMPLES])
-        if kind == tiles.ATTENDED:
-            chunks = i64(plan.count[CHUNKS])
-            attend_in_tiles(block, chunks, rows, layer, model, cache, act.q, act.attended)
+    kind, layer, ready = i32(tiles.PROJECT), i32(plan.count[FIRST_LAYER]), True
+    tiles.ask(block, i64(plan.count[ROWS]), kind, layer, i32(block.id), True, model, act)
+    while True:
+        plan, place = plan_of(plans, now), i32(ATTENDED)
+        rows = rows_of(plan, kind)
+        stamp(plan, LAYER, layer == timed_layer(block, plan) and kind == tiles.PROJECT)
+        if ready:
+            tiles.product(block, plan, rows, kind, layer, model, sampling, cache, act)
+            if kind == tiles.LOGITS:
+                break
+            plan, place = plan_of(plans, now), i32(stamp_after(kind))
+            if kind == tiles.LOWERED and timed_layer(block, plan) >= 0:
+                watch(window, plan, layer + 1, i64(model.layers))
+            kind = i32(kind + 1)
+            if kind == tiles.LOGITS and layer + 1 < model.layers:
+                kind = i32(tiles.PROJECT)
+            ready = kind != tiles.ATTENDED and kind != tiles.LOGITS
+        elif kind == tiles.ATTENDED:
+            attend_in_tiles(block, i64(plan.count[CHUNKS]), rows, layer, model, cache, act.q, act.attended)
             if act.most_chunks > 0:
                 barrier()  # tiles are finished with the arena
                 attend_in_chunks(block, rows, layer, model, cache, act, False)
-            grid_barrier(block)
-            plan = plan_of(plans, now)  # anew: attention needs the registers
             if heads_pay(cache.keys):
-                kind = i32(opaque(i64(tiles.ATTENDED)))  # likewise, where it is cut in chunks
-            rows, timed = i64(plan.count[ROWS]), timed_layer(block, plan)
-            stamp(plan, ATTENDED, layer == timed)
-        elif kind != tiles.LOWERED:
-            tiles.normalise(block, plan, rows, kind, layer, act.x, model, act.normed)
-            grid_barrier(block)
-        tiles.product(block, plan, rows, kind, layer, model, sampling, cache, act)
+                kind = i32(opaque(i64(tiles.ATTENDED)))  # anew, where it is cut in chunks: it needs the registers
+            ready = True
+        else:
+            tiles.normalise(block, plan, rows, model, act)
+            ready, place = True, i32(LAYERS)
+        grid_arrive(block)
         plan = plan_of(plans, now)
-        timed = timed_layer(block, plan)
-        if kind == tiles.LOWERED and timed >= 0:
-            watch(window, plan, layer + 1, i64(model.layers))
-        if kind < tiles.LOGITS:
-            grid_barrier(block)
-            stamp(plan, stamp_after(kind), layer == timed)
-        kind = i32(kind + 1)
-        if kind == tiles.LOGITS:
+        if ready:
+            behind = i32(layer + i32(kind == tiles.PROJECT))
+            tiles.ask(block, rows_of(plan, kind), kind, behind, i32(block.id), True, model, act)
+        grid_wait(block)
+        stamp(plan, place, place != LAYERS and layer == timed_layer(block, plan))
+        if place == LOWERED:
             layer = i32(layer + 1)
-            kind = i32(next_kind(plan, layer, model))
+            stamp(plan, LAYERS, layer == model.layers and timed_layer(block, plan) >= 0)
+            if plan.count[INTERRUPTED] == layer:
+                if ready:
+                    tiles.forget(block, rows_of(plan, kind), kind, layer, model)
+                    barrier()
+                break
+            if layer == model.layers and not tiles.wanted(model, plan.count[SAMPLES]):
+                break
+
+
+@device
+def rows_of(plan, kind):
+    """How many rows a product has."""
+    return i64(plan.count[SAMPLES if kind == tiles.LOGITS else ROWS])
 
 
 @device
@@ -277,13 +309,3 @@ def stamp_after(kind):
     if kind == tiles.ATTENDED:
         return OUTPUT
     return GATED if kind == tiles.GATED else LOWERED
-
-
-@device
-def next_kind(plan, layer, model):
-    """What follows before `layer`: its first product, the logits, or nothing more."""
-    if plan.count[INTERRUPTED] == layer:
-        return tiles.LOGITS + 1
-    if layer < model.layers:
-        return tiles.PROJECT
-    return tiles.LOGITS if tiles.wanted(model, plan.count[SAMPLES]) else tiles.LOGITS + 1

@@ -122,6 +122,7 @@ def activations(
         attended=poisoned(rows * heads),
         gated=poisoned(rows * config.ffn),
         pieces=poisoned(tiles_at_once * DOTS_ROWS * DOTS_ROWS),
+        met=np.zeros(2 * tiles_at_once, np.int32),
         partial=poisoned(units * most_chunks * flash_items.part_size(config.head_dim) if most_chunks else 8),
         arrived=np.zeros(units * HEADS, np.int32),
         most_chunks=most_chunks,

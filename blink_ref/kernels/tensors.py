@@ -93,9 +93,10 @@ class Activations(NamedTuple):
     aside: Any
     """[T, D]: that of the step that was put aside for an urgent one"""
     normed: Any
-    """[T, D]: rows that are normalised, where the linear layers are computed in tiles"""
+    """[T, D]: `x` times the next norm's gains, as the next product takes it"""
     squares: Any
-    """[T, D / 4]: sums of the squares of each four columns of `x`, where rows are computed from the stream"""
+    """[T, D / 4]: sums of the squares of each four columns of `x`, where rows are computed from the stream; in
+    tiles, of each 128"""
     q: Any
     """[T, H * d]: rotated queries"""
     attended: Any
@@ -104,6 +105,8 @@ class Activations(NamedTuple):
     """[T, F]: silu(gate) * up"""
     pieces: Any
     """[blocks, DOTS_ROWS, DOTS_ROWS]: results of pieces of tiles, where linear layers are computed in tiles"""
+    met: Any
+    """int32 [2, blocks]: how many of a tile's pieces are there"""
     partial: Any
     """[entries, units, most_chunks, floats of a part]: what chunks of positions give, for each row and each group
     of heads, until the last of them is there (see flash_decoding.py)"""

@@ -5,30 +5,48 @@ read each weight often, out of a cache, for few products each time. Here a block
 packed weights (:mod:`.packing`), 128 outputs, and 128 rows, so that what it reads is used 128 times, and on a GPU
 the products are the tensor cores' work. Activations lie as :func:`block_put` leaves them.
 
+Weights do not depend on results: those of a block's first tile are asked for before the grid barrier in front of
+a product (:func:`ask`), and what its next tile takes before it looks at what one has given. And as in
+:mod:`.stream`, a row is normalised where it is used: its columns are multiplied with the gains where they are
+made, with the sums of their squares beside them, and the result with the row's scale.
+
 There are five such products in a model. What becomes of their results is the same as in the other files, and a
 test holds both equal, but for the order of additions: float32's rounding.
 """
 
+import math
+
 import numpy as np
 
 from ..model.config import ModelConfig
-from ..simt import device, grid_barrier, grid_warp, grid_warps
+from ..simt import device
 from ..simt.vocabulary import (
     DOTS_FLOATS,
     DOTS_PITCH,
+    DOTS_RESULTS,
     DOTS_ROWS,
     DOTS_STRIPS,
     FRAGMENT,
+    Tile,
+    arena_view,
+    atomic_add,
     barrier,
     block_dots,
     block_put,
     block_threads,
     divide,
+    dots_ask,
+    dots_forget,
     f32,
     i32,
     i64,
     lane_id,
+    lane_sum,
+    load_acquire,
     opaque,
+    relax,
+    store_relaxed,
+    sum_of_fours,
     thread_id,
     tiles_pay,
     warp_barrier,
@@ -37,11 +55,12 @@ from ..simt.vocabulary import (
     warps,
 )
 from . import flash, packing
-from .attention import put_pair
+from .attention import store_pair
 from .logits import draw
 from .mlp import silu
 from .packing import AT, ATTENDED, GATED, LOGITS, LOWERED, PROJECT, SIZE, STEPS, STRIPS, block_row_at
 from .rmsnorm import rmsnorm
+from .rope import rotate
 from .staging import SCRATCH, staged_at
 
 FEW = 4
@@ -56,10 +75,19 @@ MOST_PIECES = 8
 PAIRS = FRAGMENT >> 1
 """Outputs of a strip's first half, to each of which belongs one of the second."""
 
+RESULTS = SCRATCH + DOTS_RESULTS
+"""Where a tile's results begin in the arena."""
+
+SCALES = SCRATCH + DOTS_FLOATS
+"""Where the scale of each of a tile's rows lies, one over its root mean square."""
+
+PLACES = SCALES + DOTS_ROWS
+"""Where it is noted of each of them: its position, where that lies in its page, and the page."""
+
 
 def arena(head_dim: int, halves: bool) -> int:
     """Floats of arena that these kernels need, and attention in tiles; `halves`: see there."""
-    return max(SCRATCH + DOTS_FLOATS, flash.arena(head_dim, halves))
+    return max(PLACES + 3 * DOTS_ROWS, flash.arena(head_dim, halves))
 
 
 def fits(config: ModelConfig, dtype: np.dtype, shared: int, halves: bool) -> bool:
@@ -74,63 +102,128 @@ def wanted(model, rows):
 
 
 @device
-def normalise(block, plan, rows, kind, layer, x, model, normed):
-    """``normed[t]`` = RMSNorm of the t-th row that a product takes. Blocks share out the rows.
+def parts_of(model):
+    """How many sums of squares a row has, of 128 columns each: a multiple of 4, the last ones 0."""
+    return ((opaque(i64(model.hidden)) + (4 * DOTS_ROWS - 1)) >> 9) << 2
+
+
+@device
+def begin_rows(block, rows, layer, x, model, act):
+    """The rows of x are the residual stream before a layer. Blocks share out rows; no barrier."""
+    width, t = opaque(i64(model.hidden)), i64(block.id)
+    while t < rows:
+        across = i64(warp_id())
+        while across < parts_of(model):
+            n, at = min(i64(DOTS_ROWS), width - across * DOTS_ROWS), across * DOTS_ROWS + t * width
+            put_columns(rows, t, across, n, 2 * i64(layer), x, at, block.shared, at, False, model, act)
+            across += warps()
+        t += block.blocks
+
+
+@device
+def normalise(block, plan, rows, model, act):
+    """``normed[t]`` = RMSNorm of the row of sample t, for the logits. Blocks share out the rows.
 
     All blocks call it. It begins and ends without a grid barrier.
     """
     width, t, shared = opaque(i64(model.hidden)), i32(block.id), block.shared
-    gain = (2 * i64(layer) + i64(kind == GATED)) * width
     while t < rows:
-        row = i64(t)
-        if kind == LOGITS:
-            row = i64(plan.sample_row[t])
-        rmsnorm(block, x, row * width, model.norm, gain, width, model.eps, 0)
+        row = i64(plan.sample_row[t])
+        rmsnorm(block, act.x, row * width, model.norm, 2 * i64(model.layers) * width, width, model.eps, 0)
         barrier()
         i, at = 4 * i64(thread_id()), i64(0)
         while i < width:
             at = staged_at() + i
             a, b, c, d = shared[at], shared[at + 1], shared[at + 2], shared[at + 3]
-            block_put(normed, block_row_at(rows, t, i), a, b, c, d)
+            block_put(act.normed, block_row_at(rows, t, i), a, b, c, d)
             i += 4 * block_threads()
         t = i32(t + block.blocks)
+
+
+@device
+def tile_of(block, rows, kind, layer, item, model):
+    """What a block multiplies for an item: a tile, or a piece of one."""
+    pieces, number = pieces_of_tile(block, model, kind, rows), product_number(model, kind, layer)
+    tile, piece = divide(i64(item), pieces)
+    across, t0, here = place_of(block, model, kind, rows, tile)
+    steps = i64(model.stream[number, STEPS])
+    at = (i64(model.stream[number, AT]) + across * DOTS_STRIPS * steps) * SIZE
+    n = divide(steps, pieces)[0]
+    most, j = tile_height(block, model, kind, rows), block_row_at(rows, t0, i64(0))
+    return Tile(at, steps, strips_of(model, number, across), j, i64(rows), here, most, piece * n, n)
+
+
+@device
+def ask(block, rows, kind, layer, item, begins, model, act):
+    """Ask for what an item multiplies, if there is one; only for weights, if a product `begins` with it."""
+    if item < tiles_in_all(block, model, kind, rows) * pieces_of_tile(block, model, kind, rows):
+        x = act.normed
+        if kind == ATTENDED:
+            x = act.attended
+        elif kind == LOWERED:
+            x = act.gated
+        dots_ask(block.shared, SCRATCH, model.packed, x, tile_of(block, rows, kind, layer, item, model), begins)
+
+
+@device
+def forget(block, rows, kind, layer, model):
+    """A product is not computed for which :func:`ask` has asked. A barrier is to follow."""
+    item = i32(block.id)
+    if item < tiles_in_all(block, model, kind, rows) * pieces_of_tile(block, model, kind, rows):
+        dots_forget(block.shared, SCRATCH, model.packed, tile_of(block, rows, kind, layer, item, model))
 
 
 @device
 def product(block, plan, rows, kind, layer, model, sampling, cache, act):
     """One of the five products for all rows, and what is made of it. Blocks share out tiles, or pieces of them.
 
-    All blocks call it. It begins and ends without a grid barrier. A piece of a tile has the products of some of
-    the columns; where there are several, they wait in memory, and are added up in order behind a grid barrier.
+    All blocks call it, behind :func:`ask` and a grid barrier. It begins and ends without a grid barrier. A piece
+    of a tile has the products of some of the columns; where there are several, they wait in memory until all are
+    there, and are added up in order.
     """
-    item, shared = i32(block.id), block.shared
+    item, noted = i32(block.id), i64(-1)
+    if thread_id() == 0:
+        store_relaxed(act.met, met_at(block, kind + 1, block.id), i32(0))  # of the product before
     while True:
         pieces = pieces_of_tile(block, model, kind, rows)
         if item >= tiles_in_all(block, model, kind, rows) * pieces:  # asked each time, not kept in registers
             break
-        tile, piece = divide(i64(item), pieces)
-        across, t0, here = place_of(block, model, kind, rows, tile)
-        x, number = act.normed, product_number(model, kind, layer)
+        barrier()  # what the tile before has given has been read
+        t0 = place_of(block, model, kind, rows, divide(i64(item), pieces)[0])[1]
+        if t0 != noted:
+            note_rows(block, plan, rows, kind, t0, model, cache, act)
+        noted, x = t0, act.normed
         if kind == ATTENDED:
             x = act.attended
         elif kind == LOWERED:
             x = act.gated
-        steps = i64(model.stream[number, STEPS])
-        first, strips = across * DOTS_STRIPS, strips_of(model, number, across)
-        at = (i64(model.stream[number, AT]) + first * steps) * SIZE
-        n = divide(steps, pieces)[0]
-        barrier()  # the tile before has been read
-        j = block_row_at(rows, t0, i64(0))
-        block_dots(shared, SCRATCH, model.packed, at, steps, strips, x, j, rows, here, piece * n, n)
+        block_dots(block.shared, SCRATCH, model.packed, x, tile_of(block, rows, kind, layer, item, model))
         barrier()
         if pieces_of_tile(block, model, kind, rows) > 1:
-            keep_piece(shared, act.pieces, item, here, FRAGMENT * strips)
+            finish_piece(block, plan, rows, kind, layer, model, sampling, cache, act, i32(opaque(i64(item))))
         else:
+            ask(block, rows, kind, layer, i32(item + block.blocks), False, model, act)
             finish_tile(block, plan, rows, kind, layer, model, sampling, cache, act, i32(opaque(i64(item))))
         item = i32(item + block.blocks)
-    if pieces_of_tile(block, model, kind, rows) > 1:
-        grid_barrier(block)
-        finish_pieces(block, plan, rows, kind, layer, model, sampling, cache, act)
+
+
+@device
+def note_rows(block, plan, rows, kind, t0, model, cache, act):
+    """Note what the results of a tile's rows take to know, those from `t0` on. A barrier is to follow."""
+    t, width = i64(thread_id()), opaque(i64(model.hidden))
+    places = arena_view(block.shared, PLACES, 3 * DOTS_ROWS, model.eos)
+    while t < min(i64(DOTS_ROWS), rows - t0):
+        if kind in (PROJECT, GATED):
+            parts = parts_of(model)
+            a, b, c, d = sum_of_fours(act.squares, (t0 + t) * parts, i64(4), parts >> 2)
+            block.shared[SCALES + t] = f32(1.0) / f32(math.sqrt((a + b + (c + d)) / f32(width) + model.eps))
+        if kind == PROJECT:
+            position = i64(plan.position[t0 + t])
+            n_page, inside = divide(position, i64(cache.page_size))
+            places[3 * t] = i32(position)
+            places[3 * t + 1] = i32(inside)
+            places[3 * t + 2] = cache.table[plan.slot[t0 + t], n_page]
+        t += block_threads()
 
 
 @device
@@ -166,37 +259,57 @@ def pieces_of_tile(block, model, kind, rows):
 
 
 @device
-def keep_piece(shared, pieces, item, here, outs):
-    """The results of a piece of a tile, out of the arena. A warp takes a row at a time."""
+def finish_piece(block, plan, rows, kind, layer, model, sampling, cache, act, item):
+    """What is made of a piece of a tile, together with those who have the others: each finishes some rows.
+
+    The results of a piece go out of the arena, a warp a row, and come back with those of the other pieces.
+    """
+    pieces = pieces_of_tile(block, model, kind, rows)
+    tile, piece = divide(i64(item), pieces)
+    across, t0, here = place_of(block, model, kind, rows, tile)
+    outs = FRAGMENT * strips_of(model, product_number(model, kind, layer), across)
     t = i64(warp_id())
     while t < here:
-        copy_row(shared, SCRATCH + t * DOTS_PITCH, pieces, (i64(item) * DOTS_ROWS + t) * DOTS_ROWS, outs)
+        to = (i64(item) * DOTS_ROWS + t) * DOTS_ROWS
+        copy_row(block.shared, RESULTS + t * DOTS_PITCH, act.pieces, to, outs)
         t += warps()
+    meet(act.met, met_at(block, kind, tile), pieces)
+    t = i64(warp_id()) * pieces + piece
+    while t < here:
+        at, c = RESULTS + t * DOTS_PITCH, 4 * i64(lane_id())
+        first = (tile * pieces * DOTS_ROWS + t) * DOTS_ROWS
+        while c < outs:
+            a, b, d, e = sum_of_fours(act.pieces, first + c, i64(DOTS_ROWS * DOTS_ROWS), pieces)
+            block.shared[at + c] = a
+            block.shared[at + c + 1] = b
+            block.shared[at + c + 2] = d
+            block.shared[at + c + 3] = e
+            c += 4 * warp_width()
+        warp_barrier()
+        finish_row(block, plan, rows, kind, layer, model, sampling, cache, act, across, t0, t, True)
+        t += warps() * pieces
 
 
 @device
-def finish_pieces(block, plan, rows, kind, layer, model, sampling, cache, act):
-    """What is made of the sums of pieces. The warps of all blocks share out the rows of the tiles."""
-    row, at = grid_warp(block), SCRATCH + i64(warp_id()) * DOTS_PITCH
-    height = tile_height(block, model, kind, rows)
-    end = tiles_in_all(block, model, kind, rows) * height
-    while row < end:
-        tile, t = divide(row, height)
-        across, t0, here = place_of(block, model, kind, rows, tile)
-        if t < here:
-            pieces, c = pieces_of_tile(block, model, kind, rows), i64(lane_id())
-            first = (tile * pieces * DOTS_ROWS + t) * DOTS_ROWS
-            outs = FRAGMENT * strips_of(model, product_number(model, kind, layer), across)
-            while c < outs:
-                total = f32(0.0)
-                for piece in range(pieces):
-                    total += act.pieces[first + piece * DOTS_ROWS * DOTS_ROWS + c]
-                block.shared[at + c] = total
-                c += warp_width()
-            warp_barrier()
-            finish_row(block, plan, rows, kind, layer, model, sampling, cache, act, across, t0 + t, at, True)
-            warp_barrier()
-        row += grid_warps(block)
+def met_at(block, kind, tile):
+    """Where it is counted who has come to :func:`meet` for a tile: for each other product at the same places.
+
+    A product clears those of the one before, for the one behind it; the logits have no pieces.
+    """
+    return i64(kind & 1) * block.blocks + i64(tile)
+
+
+@device
+def meet(met, at, pieces):
+    """Wait for the blocks that have the other pieces of a tile: what each wrote before, all see after."""
+    barrier()
+    if thread_id() == 0:
+        atomic_add(met, at, i32(1))
+        spins = i64(0)
+        while load_acquire(met, at) < pieces:
+            relax(spins)
+            spins += 1
+    barrier()
 
 
 @device
@@ -207,9 +320,13 @@ def tiles_across(model, kind):
 
 @device
 def tile_height(block, model, kind, rows):
-    """Rows of a tile: 128, or 64 where that would leave blocks without a tile."""
-    few = tiles_across(model, kind) * divide(i64(rows) + DOTS_ROWS - 1, i64(DOTS_ROWS))[0] < block.blocks
-    return i64(DOTS_ROWS >> 1 if few and rows > DOTS_ROWS >> 1 else DOTS_ROWS)
+    """Rows of a tile: 128, or 64 where that takes less time, in which a block makes 9 such tiles in place of 5."""
+    across, half = tiles_across(model, kind), i64(DOTS_ROWS >> 1)
+    large = across * divide(i64(rows) + DOTS_ROWS - 1, i64(DOTS_ROWS))[0]
+    small = across * divide(i64(rows) + half - 1, half)[0]
+    of_large = divide(large + block.blocks - 1, i64(block.blocks))[0]
+    of_small = divide(small + block.blocks - 1, i64(block.blocks))[0]
+    return half if rows <= half or 5 * of_small < 9 * of_large else i64(DOTS_ROWS)
 
 
 @device
@@ -237,52 +354,64 @@ def finish_tile(block, plan, rows, kind, layer, model, sampling, cache, act, til
     across, t0, here = place_of(block, model, kind, rows, tile)
     t = i64(warp_id())
     while t < here:
-        at = SCRATCH + t * DOTS_PITCH
-        finish_row(block, plan, rows, kind, layer, model, sampling, cache, act, across, t0 + t, at, False)
+        finish_row(block, plan, rows, kind, layer, model, sampling, cache, act, across, t0, t, False)
         t += warps()
 
 
 @device
-def finish_row(block, plan, rows, kind, layer, model, sampling, cache, act, across, row, at, in_pieces):
-    """What is made of a row's results of a tile, which begin at `at` in the arena. One warp."""
-    strips = strips_of(model, product_number(model, kind, layer), across)
+def finish_row(block, plan, rows, kind, layer, model, sampling, cache, act, across, t0, t, in_pieces):
+    """What is made of the results of a tile's row t, which lie in the arena. One warp."""
+    strips, row = strips_of(model, product_number(model, kind, layer), across), t0 + t
     if kind == PROJECT:
-        put_pairs(block.shared, at, plan, row, layer, across, PAIRS * strips, model, cache, act.q)
+        put_pairs(block.shared, t, row, layer, across, PAIRS * strips, model, cache, act.q)
     elif kind == GATED:
-        put_gated(block.shared, at, rows, row, across, PAIRS * strips, act.gated)
+        put_gated(block.shared, t, rows, row, across, PAIRS * strips, act.gated)
     elif kind == LOGITS and not in_pieces:  # they never are: it keeps `draw` from being compiled twice
         vocab, r0 = i64(model.vocab), across * DOTS_ROWS
         n = min(i64(DOTS_ROWS), vocab - r0)
-        copy_row(block.shared, at, act.logits, row * vocab + r0, n)
+        copy_row(block.shared, RESULTS + t * DOTS_PITCH, act.logits, row * vocab + r0, n)
         if sampling.filtered[plan.sample_slot[row]] == 0:
             draw(plan, row, act.logits, row * vocab, r0, r0 + n)  # each lane looks at those that it has copied
     else:
-        add_row(block.shared, at, act.x, row * i64(model.hidden) + across * DOTS_ROWS, FRAGMENT * strips)
+        norm, at = 2 * i64(layer) + 1 + i64(kind == LOWERED), across * DOTS_ROWS + row * opaque(i64(model.hidden))
+        result = RESULTS + t * DOTS_PITCH
+        put_columns(rows, row, across, FRAGMENT * strips, norm, act.x, at, block.shared, result, True, model, act)
 
 
 @device
-def put_pairs(shared, at, plan, row, layer, across, n, model, cache, q):
-    """One warp: a row's n pairs of PROJECT's results, rotated, to where they belong."""
-    pair, half = i64(lane_id()), opaque(i64(model.head_dim)) >> 1
+def put_pairs(shared, t, row, layer, across, n, model, cache, q):
+    """One warp: n pairs of PROJECT's results of a tile's row t, rotated, to where they belong."""
+    pair, half, scale = i64(lane_id()), opaque(i64(model.head_dim)) >> 1, shared[SCALES + t]
+    places = arena_view(shared, PLACES, 3 * DOTS_ROWS, model.eos)
+    position, inside, page = i64(places[3 * t]), i64(places[3 * t + 1]), i64(places[3 * t + 2])
     while pair < n:
         head, i = divide(across * (PAIRS * DOTS_STRIPS) + pair, half)
-        here = at + (pair >> 3) * FRAGMENT + (pair & 7)
-        put_pair(plan, row, layer, head, i, shared[here], shared[here + PAIRS], model, cache, q)
+        here = RESULTS + t * DOTS_PITCH + (pair >> 3) * FRAGMENT + (pair & 7)
+        a, b = shared[here] * scale, shared[here + PAIRS] * scale
+        if head < i64(model.heads) + model.kv_heads:
+            a, b = rotate(a, b, model.rope[position, i], model.rope[position, half + i])
+        store_pair(page, inside, row, layer, head, i, a, b, model, cache, q)
         pair += warp_width()
 
 
 @device
-def put_gated(shared, at, rows, row, across, n, gated):
-    """One warp: n numbers of a row are silu(gate) * up."""
-    f = 4 * i64(lane_id())
+def put_gated(shared, t, rows, row, across, n, gated):
+    """One warp: n numbers of a tile's row t are silu(gate) * up."""
+    f, scale = 4 * i64(lane_id()), shared[SCALES + t]
     while f < n:
-        here = at + (f >> 3) * FRAGMENT + (f & 7)
-        a = silu(shared[here]) * shared[here + PAIRS]
-        b = silu(shared[here + 1]) * shared[here + PAIRS + 1]
-        c = silu(shared[here + 2]) * shared[here + PAIRS + 2]
-        d = silu(shared[here + 3]) * shared[here + PAIRS + 3]
+        here = RESULTS + t * DOTS_PITCH + (f >> 3) * FRAGMENT + (f & 7)
+        a = gated_at(shared, here, scale)
+        b = gated_at(shared, here + 1, scale)
+        c = gated_at(shared, here + 2, scale)
+        d = gated_at(shared, here + 3, scale)
         block_put(gated, block_row_at(rows, row, across * (PAIRS * DOTS_STRIPS) + f), a, b, c, d)
         f += 4 * warp_width()
+
+
+@device
+def gated_at(shared, here, scale):
+    """silu(gate) * up, of results that lie PAIRS apart."""
+    return silu(shared[here] * scale) * (shared[here + PAIRS] * scale)
 
 
 @device
@@ -295,9 +424,28 @@ def copy_row(shared, at, out, to, n):
 
 
 @device
-def add_row(shared, at, x, to, n):
-    """One warp: a row's results are added to ``x[to:to+n]``."""
-    r = i64(lane_id())
-    while r < n:
-        x[to + r] += shared[at + r]
-        r += warp_width()
+def put_columns(rows, row, across, n, norm, x, at, results, result, adds, model, act):
+    """One warp: n columns of the residual stream, those of tile `across`, and what the next product takes of them.
+
+    They are ``x[at:at+n]``; a product `adds` its results to them.
+    """
+    width, i, total = opaque(i64(model.hidden)), 4 * i64(lane_id()), f32(0.0)
+    column = across * DOTS_ROWS
+    while i < n:
+        a, b, c, d = x[at + i], x[at + i + 1], x[at + i + 2], x[at + i + 3]
+        gain = norm * width + column + i
+        g0, g1, g2, g3 = model.norm[gain], model.norm[gain + 1], model.norm[gain + 2], model.norm[gain + 3]
+        if adds:
+            here = result + i
+            a, b, c, d = a + results[here], b + results[here + 1], c + results[here + 2], d + results[here + 3]
+        to = row * width + column + i
+        act.x[to] = a
+        act.x[to + 1] = b
+        act.x[to + 2] = c
+        act.x[to + 3] = d
+        total += a * a + b * b + (c * c + d * d)
+        block_put(act.normed, block_row_at(rows, row, column + i), a * g0, b * g1, c * g2, d * g3)
+        i += 4 * warp_width()
+    total = lane_sum(total)
+    if lane_id() == 0:
+        act.squares[row * parts_of(model) + across] = total

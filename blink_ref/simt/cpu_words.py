@@ -33,7 +33,7 @@ from .lowering import (
     nearest_bf16,
     register,
 )
-from .vocabulary import DOTS_PITCH, FRAGMENT, FRAGMENT_PITCH, HEADS, exp, f32, widen
+from .vocabulary import DOTS_PITCH, DOTS_RESULTS, FRAGMENT, FRAGMENT_PITCH, HEADS, exp, f32, widen
 
 
 def _define(word: Any) -> Any:
@@ -158,15 +158,26 @@ def _(out, k, w, at, steps, x, j, rows, more):
     return fragment_dots
 
 
+@overload(words.dots_ask, target="cpu", strict=False)
+def _(out, k, w, x, tile, begins):
+    return lambda out, k, w, x, tile, begins: None
+
+
+@overload(words.dots_forget, target="cpu", strict=False)
+def _(out, k, w, tile):
+    return lambda out, k, w, tile: None
+
+
 @overload(words.block_dots, target="cpu", strict=False)
-def _(out, k, w, at, steps, strips, x, j, across, rows, first, n):
-    def block_dots(out, k, w, at, steps, strips, x, j, across, rows, first, n):
+def _(out, k, w, x, tile):
+    def block_dots(out, k, w, x, tile):
+        at, steps, strips, j, across, rows, _, first, n = tile
         for t in range(rows):
             row = j + (2 * first * across + t) * 8
             for r in range(FRAGMENT * strips):
                 stored = at + ((r >> 4) * steps + first) * (FRAGMENT * FRAGMENT)
                 dotted = _dot_of_fragments(w, stored, n, r & 15, x, row, 16 * across, 8 * across)
-                out[k + t * DOTS_PITCH + r] = dotted
+                out[k + DOTS_RESULTS + t * DOTS_PITCH + r] = dotted
 
     return block_dots
 

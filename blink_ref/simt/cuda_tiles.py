@@ -7,7 +7,10 @@ bulk copies fill a stage, and nothing is rearranged. The second half of the warp
 copy costs a warp some 100 clocks, so each starts only two for a stage. The first half multiplies. An mbarrier says
 that a stage is full, another that all who multiply are done with it, and nobody else is waited for.
 
-On compute capability 9.0 four warps multiply 64 stored rows with 128 rows of x by `wgmma`, which reads both
+Tiles follow each other without a gap: while the block looks at the results of one, the stages fill with the next,
+and the stored rows of a run's first tile, which nobody has to compute, come before x is there.
+
+On compute capability 9.0 four warps multiply 64 stored rows with 64 or 128 rows of x by `wgmma`, which reads both
 factors from shared memory. Its 64 stored rows are the first halves of eight strips, or their second halves: these
 matrices lie a strip apart. Elsewhere a warp multiplies 64 stored rows with 32 rows of x by `mma.sync`.
 """
@@ -25,11 +28,13 @@ from .lowering import F32, asm
 from .numba_cuda import cuda
 from .vocabulary import (
     DOTS_PITCH,
+    DOTS_RESULTS,
     FRAGMENT,
     arena_view,
     async_fence,
     barrier,
     copy_async,
+    divide,
     f32,
     i32,
     i64,
@@ -49,23 +54,25 @@ from .vocabulary import (
     widen,
 )
 
-STAGES = 6
 IN_STAGE = 4
 """Fragments of a strip in a stage."""
 STRIP = 256 * IN_STAGE
 """Weights of a strip in a stage: 2 KB."""
 ROWS_AT = 4096
 """Where the rows of x begin in a stage, in floats: behind eight strips."""
-STAGE = 8192
-"""Floats of a stage."""
-FULL, EMPTY = 0, STAGES
+STAGES, STAGES_OF_FEW = 4, 6
+"""Stages, and where a tile has 64 rows at most."""
+STAGE, STAGE_OF_FEW = 8192, 6144
+"""Floats of a stage; the same."""
+FULL, EMPTY = 0, STAGES_OF_FEW
 """The mbarriers that tell of the stages."""
-BARS = STAGES * STAGE
+BARS = DOTS_RESULTS - 64
 """Where they lie: behind the stages."""
+STATE = BARS + 4 * STAGES_OF_FEW
+"""Where it is noted, as floats, which stage is next, the parity of its phase, and for how many stages rows of x
+have been asked."""
 WORKERS = 8
 """Warps that multiply, and as many that copy."""
-SUMS = 64
-"""Of a lane that multiplies."""
 
 _is_newer = compiles_for(1000)
 
@@ -77,7 +84,7 @@ def _has_wgmma():
 
 
 def wgmma(sums, a, b, step_a, step_b):
-    """A lane's 64 sums of 64 x 128 with one fragment more, by four warps. A word of this file only.
+    """A lane's 32 or 64 sums, of 64 x 64 or 64 x 128, with one fragment more. By four warps; of this file only.
 
     a and b say where its matrices lie (:func:`_matrices`). Only :func:`wgmma_wait` may look at the sums.
     """
@@ -94,26 +101,29 @@ def wgmma_wait(sums):
     raise NotImplementedError("compiled code only")
 
 
-def _define_wgmma(word, text, others):
-    """Lower a word that takes 64 sums, and so many descriptors, and gives 64 sums."""
-    result = types.UniTuple(types.float32, SUMS)
-    constraints = ",".join(["=f"] * SUMS + [str(n) for n in range(SUMS)] + ["l"] * others)
+def _codegen(text_of):
+    """What lowers a word that takes a lane's sums, and descriptors, and gives the sums; its text for so many."""
 
     def codegen(context, builder, signature, args):
-        before = [builder.extract_value(args[0], n) for n in range(SUMS)]
-        made = asm(builder, ir.LiteralStructType([F32] * SUMS), text, constraints, [*before, *args[1:]])
-        return context.make_tuple(builder, result, [builder.extract_value(made, n) for n in range(SUMS)])
+        n = len(signature.args[0])
+        constraints = ",".join(["=f"] * n + [str(m) for m in range(n)] + ["l"] * (len(args) - 1))
+        before = [builder.extract_value(args[0], m) for m in range(n)]
+        made = asm(builder, ir.LiteralStructType([F32] * n), text_of(n), constraints, [*before, *args[1:]])
+        after = [builder.extract_value(made, m) for m in range(n)]
+        return context.make_tuple(builder, signature.return_type, after)
 
-    signature = result(result, *[types.uint64] * others)
-    if others:
-        define(word)(lambda typing_context, sums, a, b, step_a, step_b: (signature, codegen))
-    else:
-        define(word)(lambda typing_context, sums: (signature, codegen))
+    return codegen
 
 
-_define_wgmma(wgmma, ptx.wgmma(SUMS, 1), 4)
-_define_wgmma(wgmma_stage, ptx.wgmma(SUMS, IN_STAGE), 4)
-_define_wgmma(wgmma_wait, ptx.WGMMA_WAIT, 0)
+def _define_wgmma(word, fragments):
+    codegen = _codegen(lambda n: ptx.wgmma(n, fragments))
+    define(word)(lambda _, sums, a, b, step_a, step_b: (sums(sums, *[types.uint64] * 4), codegen))
+
+
+_define_wgmma(wgmma, 1)
+_define_wgmma(wgmma_stage, IN_STAGE)
+_wait_codegen = _codegen(lambda n: ptx.WGMMA_WAIT)
+define(wgmma_wait)(lambda _, sums: (sums(sums), _wait_codegen))
 
 
 @cuda.jit(device=True)
@@ -124,48 +134,86 @@ def _matrices(at, along, across):
 
 
 @cuda.jit(device=True)
-def _copy(out, k, w, at, steps, strips, x, j, across, rows, n):
-    """A warp of the second half: its two copies of each stage, of a strip and of eight columns of the rows."""
-    bars, stored = mbarriers(out, k + BARS, 2 * STAGES), arena_view(out, k, 2 * STAGES * STAGE, w)
-    mine, stage, parity = i64(warp_id()) - WORKERS, i32(0), i32(1)
-    at += mine * steps * (FRAGMENT * FRAGMENT)
-    j += mine * across * 4
-    async_fence()  # others have written x, and this block where the stages are
-    while n > 0:
-        n = _keep_rolled(n)
-        mbarrier_wait(bars, EMPTY + i64(stage), parity)
-        if lane_id() == 0:
-            here, full, of_rows = min(i64(IN_STAGE), n), FULL + i64(stage), i64(0)
-            of_strip = here if mine < strips else i64(0)
-            if mine < 2 * here:
-                of_rows = rows
-            mbarrier_expect_bytes(bars, full, 512 * of_strip + 16 * of_rows)
-            if of_strip > 0:
-                to = i64(stage) * (2 * STAGE) + mine * STRIP
-                copy_async(stored, to, w, at, of_strip * (FRAGMENT * FRAGMENT), bars, full)
-            if of_rows > 0:
-                copy_async(out, k + i64(stage) * STAGE + ROWS_AT + mine * rows * 4, x, j, rows * 4, bars, full)
-        at += IN_STAGE * FRAGMENT * FRAGMENT
-        j += 2 * IN_STAGE * across * 4
-        n -= IN_STAGE
-        stage = i32(stage + 1)
-        if stage == STAGES:
-            stage, parity = i32(0), i32(parity ^ 1)
+def _stages(most):
+    """How many stages there are, and the floats of one, where a tile has so many rows at most."""
+    if most > 64:
+        return i32(STAGES), i64(STAGE)
+    return i32(STAGES_OF_FEW), i64(STAGE_OF_FEW)
 
 
 @cuda.jit(device=True)
-def _by_four_warps(out, k, rows, n):
-    """A lane's sums of 64 stored rows, every other half of a strip, and 128 rows of x, by `wgmma`."""
-    bars, half = mbarriers(out, k + BARS, 2 * STAGES), u32(warp_id() >> 2)
-    stage, parity, before, sums = i32(0), i32(0), i32(-1), NONE
+def _state(out, k):
+    """The stage that is next, and the parity of its phase."""
+    return i32(out[k + STATE]), i32(out[k + STATE + 1])
+
+
+@cuda.jit(device=True)
+def _after(stage, parity, stages):
+    """The stage behind a stage, and the parity of its phase."""
+    stage = i32(stage + 1)
+    return (stage, parity) if stage < stages else (i32(0), i32(parity ^ 1))
+
+
+@cuda.jit(device=True)
+def _asked(tile):
+    """For how many stages it is asked before a tile is multiplied."""
+    stages, _ = _stages(tile.most)
+    return i32(min(i64(stages), (tile.n + (IN_STAGE - 1)) >> 2))
+
+
+@cuda.jit(device=True)
+def _copy(out, k, w, x, tile, begin, stored_from, end, with_rows):
+    """A warp of the second half: its copies for a tile's stages from number `begin` on, before number `end`.
+
+    Of each stage it copies a strip, but not of those before number `stored_from`, and eight columns of the rows,
+    if they are wanted.
+    """
+    (stages, size), (stage, parity) = _stages(tile.most), _state(out, k)
+    bars, stored = mbarriers(out, k + BARS, 2 * STAGES_OF_FEW), arena_view(out, k, DOTS_RESULTS * 2, w)
+    mine, c, rows = i64(warp_id()) - WORKERS, begin, i64(tile.rows)
+    stage = i32(stage + begin)
+    if stage >= stages:
+        stage, parity = i32(stage - stages), i32(parity ^ 1)
+    left = i64(tile.n) - IN_STAGE * begin
+    at = tile.at + (mine * tile.steps + tile.first + IN_STAGE * begin) * (FRAGMENT * FRAGMENT)
+    j = tile.j + (2 * (tile.first + IN_STAGE * begin) + mine) * tile.across * 4
+    async_fence()  # others have written x, and this block where the stages are
+    while c < end:
+        left = _keep_rolled(left)
+        if c >= stored_from:
+            mbarrier_wait(bars, EMPTY + i64(stage), i32(parity ^ 1))
+        if lane_id() == 0:
+            here, full, of_rows = min(i64(IN_STAGE), left), FULL + i64(stage), i64(0)
+            of_strip = here if mine < tile.strips else i64(0)
+            if mine < 2 * here:
+                of_rows = rows
+            if with_rows:
+                mbarrier_expect_bytes(bars, full, 512 * of_strip + 16 * of_rows)
+            if of_strip > 0 and c >= stored_from:
+                to = i64(stage) * (2 * size) + mine * STRIP
+                copy_async(stored, to, w, at, of_strip * (FRAGMENT * FRAGMENT), bars, full)
+            if of_rows > 0 and with_rows:
+                copy_async(out, k + i64(stage) * size + ROWS_AT + mine * rows * 4, x, j, rows * 4, bars, full)
+        at += IN_STAGE * FRAGMENT * FRAGMENT
+        j += 2 * IN_STAGE * tile.across * 4
+        c, left = i32(c + 1), left - IN_STAGE
+        stage, parity = _after(stage, parity, stages)
+
+
+@cuda.jit(device=True)
+def _by_four_warps(out, k, tile, sums):
+    """A lane's sums of 64 stored rows, every other half of a strip, and 64 or 128 rows of x, by `wgmma`."""
+    (stages, size), (stage, parity) = _stages(tile.most), _state(out, k)
+    bars, half = mbarriers(out, k + BARS, 2 * STAGES_OF_FEW), u32(warp_id() >> 2)
+    before, n, size = i32(-1), i64(tile.n), u32(size * 4)
     stored, staged = u32(shared_address(out, k) + half * u32(128)), u32(shared_address(out, k + ROWS_AT))
     while n > 0:
         n = _keep_rolled(n)
         mbarrier_wait(bars, FULL + i64(stage), parity)
-        a = _matrices(u32(stored + u32(stage) * u32(4 * STAGE)), u32(256), u32(2 * STRIP))
-        b = _matrices(u32(staged + u32(stage) * u32(4 * STAGE)), u32(rows) * u32(16), u32(128))
+        a = _matrices(u32(stored + u32(stage) * size), u32(256), u32(2 * STRIP))
+        b = _matrices(u32(staged + u32(stage) * size), u32(tile.rows) * u32(16), u32(128))
         warp_barrier()  # whoever waited is here
-        step_b, left = u64(rows) << u64(1), i32(min(i64(IN_STAGE), n))
+        step_b, left = u64(tile.rows) << u64(1), i32(min(i64(IN_STAGE), n))
         if left == IN_STAGE:
             sums = wgmma_stage(sums, a, b, u64(32), step_b)
         else:
@@ -175,11 +223,12 @@ def _by_four_warps(out, k, rows, n):
                 a, b, left = u64(a + u64(32)), u64(b + step_b), i32(left - 1)
         if lane_id() == 0 and before >= 0:
             mbarrier_arrive(bars, EMPTY + i64(before))
-        n -= IN_STAGE
-        before, stage = stage, i32(stage + 1)
-        if stage == STAGES:
-            stage, parity = i32(0), i32(parity ^ 1)
-    return wgmma_wait(sums)
+        n, before = n - IN_STAGE, stage
+        stage, parity = _after(stage, parity, stages)
+    sums = wgmma_wait(sums)
+    if lane_id() == 0:
+        mbarrier_arrive(bars, EMPTY + i64(before))
+    return sums
 
 
 @cuda.jit(device=True)
@@ -190,21 +239,22 @@ def _add_strip(c0, c1, c2, c3, a, b, d):
 
 
 @cuda.jit(device=True)
-def _by_one_warp(out, k, rows, n):
+def _by_one_warp(out, k, tile):
     """A lane's sums of 64 stored rows, four strips, and 32 rows of x, by `mma.sync`, in sixteen fours."""
-    bars, stage, parity = mbarriers(out, k + BARS, 2 * STAGES), i32(0), i32(0)
+    (stages, size), (stage, parity) = _stages(tile.most), _state(out, k)
+    bars, n, size = mbarriers(out, k + BARS, 2 * STAGES_OF_FEW), i64(tile.n), u32(size * 4)
     zero, lane = (f32(0.0), f32(0.0), f32(0.0), f32(0.0)), u32(lane_id())
     stored = u32(shared_address(out, k) + u32(warp_id() & 1) * u32(8 * STRIP) + lane * u32(16))
     row = u32(u32(warp_id() >> 1) * u32(32) + (lane & u32(7)) + ((lane >> u32(4)) & u32(1)) * u32(8))
-    half = u32(rows) * u32(16)
+    half = u32(tile.rows) * u32(16)
     staged = u32(shared_address(out, k + ROWS_AT) + row * u32(16) + ((lane >> u32(3)) & u32(1)) * half)
     none = (zero, zero, zero, zero)
     s0, s1, s2, s3 = none, none, none, none
     while n > 0:
         n = _keep_rolled(n)
         mbarrier_wait(bars, FULL + i64(stage), parity)
-        left, a = i32(min(i64(IN_STAGE), n)), u32(stored + u32(stage) * u32(4 * STAGE))
-        x = u32(staged + u32(stage) * u32(4 * STAGE))
+        left, a = i32(min(i64(IN_STAGE), n)), u32(stored + u32(stage) * size)
+        x = u32(staged + u32(stage) * size)
         while left > 0:
             left = _keep_rolled(left)
             b, d = load_matrices(x), load_matrices(u32(x + u32(256)))
@@ -217,9 +267,7 @@ def _by_one_warp(out, k, rows, n):
         if lane_id() == 0:
             mbarrier_arrive(bars, EMPTY + i64(stage))
         n -= IN_STAGE
-        stage = i32(stage + 1)
-        if stage == STAGES:
-            stage, parity = i32(0), i32(parity ^ 1)
+        stage, parity = _after(stage, parity, stages)
     return s0, s1, s2, s3
 
 
@@ -241,69 +289,123 @@ def _put_strip(out, at, sums):
     _put_four(out, at + 24 * DOTS_PITCH, 8, *sums[3])
 
 
-NONE = (f32(0.0),) * SUMS
+NONE, NONE_OF_FEW = (f32(0.0),) * 64, (f32(0.0),) * 32
 
 
 @cuda.jit(device=True)
-def _tile(out, k, w, at, x, j, steps, strips, across, rows, n):
-    """:func:`.vocabulary.block_dots` on tensor cores, from the first fragment on, by a block of 16 warps."""
-    bars, warp = mbarriers(out, k + BARS, 2 * STAGES), i64(warp_id())
+def _put_sums(out, at, rows, sums):
+    """One lane: its sums of `wgmma`, to the results of so many rows."""
+    for m in range(len(sums) >> 2):
+        if 8 * m < rows:
+            here = at + 8 * m * DOTS_PITCH
+            _put_four(out, here, 16, sums[4 * m], sums[4 * m + 1], sums[4 * m + 2], sums[4 * m + 3])
+
+
+@cuda.jit(device=True)
+def _ask(out, k, w, x, tile, begins):
+    """:func:`.vocabulary.dots_ask`, by a block of 16 warps."""
+    if begins:
+        if thread_id() == 0:
+            bars = mbarriers(out, k + BARS, 2 * STAGES_OF_FEW)
+            for stage in range(STAGES_OF_FEW):
+                mbarrier_init(bars, FULL + stage, WORKERS)
+                mbarrier_init(bars, EMPTY + stage, WORKERS)
+            out[k + STATE] = f32(0.0)
+            out[k + STATE + 1] = f32(0.0)
+        barrier()
+    if warp_id() >= WORKERS:
+        _copy(out, k, w, x, tile, i32(0), i32(0), _asked(tile), not begins)
     if thread_id() == 0:
-        for stage in range(STAGES):
-            mbarrier_init(bars, FULL + stage, WORKERS)
-            mbarrier_init(bars, EMPTY + stage, WORKERS)
-    barrier()
-    lane = k + (lane_id() >> 2) + 2 * (lane_id() & 3) * DOTS_PITCH
+        out[k + STATE + 2] = f32(0 if begins else _asked(tile))
+
+
+@cuda.jit(device=True)
+def _forget(out, k, tile):
+    """:func:`.vocabulary.dots_forget`: the stages are as full as they can be, and are waited for."""
+    bars = mbarriers(out, k + BARS, 2 * STAGES_OF_FEW)
+    mine, left = i64(warp_id()) - WORKERS, i64(tile.n)
+    for stage in range(_asked(tile)):
+        if warp_id() >= WORKERS and lane_id() == 0:
+            of_strip = min(i64(IN_STAGE), left) if mine < tile.strips else i64(0)
+            mbarrier_expect_bytes(bars, FULL + stage, 512 * of_strip)
+        left -= IN_STAGE
+    for stage in range(_asked(tile)):
+        mbarrier_wait(bars, FULL + stage, 0)
+
+
+@cuda.jit(device=True)
+def _tile(out, k, w, x, tile):
+    """:func:`.vocabulary.block_dots` on tensor cores, by a block of 16 warps."""
+    warp, results = i64(warp_id()), k + DOTS_RESULTS
+    (stages, _), (stage, parity) = _stages(tile.most), _state(out, k)
+    lane, chunks = results + (lane_id() >> 2) + 2 * (lane_id() & 3) * DOTS_PITCH, (tile.n + (IN_STAGE - 1)) >> 2
     if warp >= WORKERS:
-        _copy(out, k, w, at, steps, strips, x, j, across, rows, n)
-        barrier()
+        _copy(out, k, w, x, tile, i32(out[k + STATE + 2]), _asked(tile), i32(chunks), True)
     elif _has_wgmma():
-        sums = _by_four_warps(out, k, rows, n)
-        barrier()  # nobody reads the stages any more, where the sums go
         to = lane + 32 * (warp & 3) + 8 * (warp >> 2)
-        for m in range(16):
-            if 8 * m < rows:
-                here = to + 8 * m * DOTS_PITCH
-                _put_four(out, here, 16, sums[4 * m], sums[4 * m + 1], sums[4 * m + 2], sums[4 * m + 3])
+        if tile.most > 64:
+            _put_sums(out, to, tile.rows, _by_four_warps(out, k, tile, NONE))
+        else:
+            _put_sums(out, to, tile.rows, _by_four_warps(out, k, tile, NONE_OF_FEW))
     else:
-        s0, s1, s2, s3 = _by_one_warp(out, k, rows, n)
-        barrier()
+        s0, s1, s2, s3 = _by_one_warp(out, k, tile)
         to = lane + 64 * (warp & 1) + 32 * (warp >> 1) * DOTS_PITCH
         _put_strip(out, to, s0)
         _put_strip(out, to + 16, s1)
         _put_strip(out, to + 32, s2)
         _put_strip(out, to + 48, s3)
+    barrier()  # all have read the state
+    if thread_id() == 0:
+        turns, more = divide(i64(stage) + chunks, i64(stages))
+        out[k + STATE] = f32(more)
+        out[k + STATE + 1] = f32(parity ^ i32(turns & 1))
 
 
 @cuda.jit(device=True)
-def _rows_one_by_one(out, k, w, at, steps, strips, x, j, across, rows, n):
+def _rows_one_by_one(out, k, w, x, tile):
     """:func:`.vocabulary.block_dots` without tensor cores: a warp takes a stored row at a time."""
-    r = i64(warp_id())
-    while r < FRAGMENT * strips:
-        stored = at + (r >> 4) * steps * (FRAGMENT * FRAGMENT) + ((r >> 3) & 1) * 64 + (r & 7) * 8
-        for t in range(rows):
+    r, across = i64(warp_id()), tile.across
+    j = tile.j + tile.first * across * FRAGMENT
+    while r < FRAGMENT * tile.strips:
+        stored = tile.at + ((r >> 4) * tile.steps + tile.first) * (FRAGMENT * FRAGMENT)
+        stored += ((r >> 3) & 1) * 64 + (r & 7) * 8
+        for t in range(tile.rows):
             y, c = f32(0.0), i64(lane_id())
-            while c < FRAGMENT * n:
+            while c < FRAGMENT * tile.n:
                 of = stored + (c >> 4) * (FRAGMENT * FRAGMENT) + ((c >> 3) & 1) * 128 + (c & 7)
                 y += widen(w[of]) * x[j + ((c >> 3) * across + t) * 8 + (c & 7)]
                 c += 32
             y = lane_sum(y)
             if lane_id() == 0:
-                out[k + t * DOTS_PITCH + r] = y
+                out[k + DOTS_RESULTS + t * DOTS_PITCH + r] = y
         r += warps()
 
 
-@define_by(words.block_dots)
-def _(out, k, w, at, steps, strips, x, j, across, rows, first, n):
-    def block_dots(out, k, w, at, steps, strips, x, j, across, rows, first, n):
-        at += first * (FRAGMENT * FRAGMENT)
+@define_by(words.dots_ask)
+def _(out, k, w, x, tile, begins):
+    def dots_ask(out, k, w, x, tile, begins):
         if has_tensor_cores():
-            j += first * across * FRAGMENT >> 1
-            sizes = i64(steps), i64(strips), i64(across), i64(rows), i64(n)
-            _tile(out, k, w, i64(at), x, i64(j), *sizes)
+            _ask(out, k, w, x, tile, begins)
+
+    return dots_ask
+
+
+@define_by(words.dots_forget)
+def _(out, k, w, tile):
+    def dots_forget(out, k, w, tile):
+        if has_tensor_cores():
+            _forget(out, k, tile)
+
+    return dots_forget
+
+
+@define_by(words.block_dots)
+def _(out, k, w, x, tile):
+    def block_dots(out, k, w, x, tile):
+        if has_tensor_cores():
+            _tile(out, k, w, x, tile)
         else:
-            j += first * across * FRAGMENT
-            _rows_one_by_one(out, k, w, at, steps, strips, x, j, across, rows, n)
+            _rows_one_by_one(out, k, w, x, tile)
 
     return block_dots
 

@@ -40,6 +40,8 @@ WARP_WORDS |= {
     words.row_dots_of_two,
     words.row_mix,
     words.warp_barrier,
+    words.dots_ask,
+    words.dots_forget,
     words.block_dots,
     words.fragment_dots,
     words.heads_ask,

@@ -493,8 +493,34 @@ DOTS_STRIPS, DOTS_ROWS, DOTS_PITCH = 8, 128, 132
 the next."""
 DOTS_COLUMNS = 8
 """Columns of a row of x that lie together there."""
-DOTS_FLOATS = 49152 + 64
-"""Floats of the arena that :func:`block_dots` works in: for results, and on CUDA for stages of both factors."""
+DOTS_RESULTS = 36864 + 64
+"""Where the results begin in the floats of the arena that are the word's own: behind those in which, on CUDA, both
+factors come, in stages."""
+DOTS_FLOATS = DOTS_RESULTS + DOTS_ROWS * DOTS_PITCH
+"""Those floats."""
+
+
+class Tile(NamedTuple):
+    """What a :func:`block_dots` multiplies, all int64."""
+
+    at: Any
+    """where the first strip begins in w: a multiple of 8; the others follow"""
+    steps: Any
+    """fragments of a strip"""
+    strips: Any
+    """strips: 1 to DOTS_STRIPS"""
+    j: Any
+    """where column 0 of the first row begins in x: a multiple of 4"""
+    across: Any
+    """rows of x in all"""
+    rows: Any
+    """of them, in the tile: 1 to DOTS_ROWS"""
+    most: Any
+    """most rows of the tiles that follow each other: 64 or DOTS_ROWS"""
+    first: Any
+    """the first fragment of each strip that is multiplied"""
+    n: Any
+    """how many are: at least 1"""
 
 
 def block_put(x, at, a, b, c, d):
@@ -505,25 +531,51 @@ def block_put(x, at, a, b, c, d):
     x[at], x[at + 1], x[at + 2], x[at + 3] = a, b, c, d
 
 
-def block_dots(out, k, w, at, steps, strips, x, j, across, rows, first, n):
-    """``out[k + t * DOTS_PITCH + r]`` = products of stored rows r of `strips` strips with `rows` rows t of x.
+def dots_ask(out, k, w, x, tile, begins):
+    """Begin to copy what the next :func:`block_dots` multiplies, which has the same arguments.
 
-    Of fragments `first` to ``first + n - 1`` of each strip's `steps`, in the order of kernels/packing.py; the
-    first strip begins at ``w[at]``, the others follow. Columns 8c to 8c + 7 of row t of x, of `across` rows side
-    by side, begin at ``x[j + packed_floats((c * across + t) * 8)]``, as :func:`block_put` writes them. By all
-    lanes of the block, of 16 warps on CUDA; `strips` is at most DOTS_STRIPS, `rows` DOTS_ROWS. `out` is the arena,
-    where DOTS_FLOATS from k on are the word's own; k is a multiple of 16, `at` of 8, j of 4, n at least 1.
+    All lanes of the block call it; a barrier stands between it and the one before. If a run of tiles `begins`
+    with this one, x may yet have to be written: only stored rows are asked for. Until the results of the tile
+    before have been read, DOTS_RESULTS floats from k on are the word's own, from then on all DOTS_FLOATS.
+    """
+    mine = k + me().thread
+    if not begins and out[mine] != np.inf:
+        raise AssertionError("dots_ask goes on where no tile has been made")
+    out[mine] = -np.inf
+
+
+def dots_forget(out, k, w, tile):
+    """What :func:`dots_ask` has asked for, where a run begins, is not needed. By all lanes, behind a barrier.
+
+    Another barrier is to follow before the arena is used.
+    """
+    if out[k + me().thread] != -np.inf:
+        raise AssertionError("dots_forget without dots_ask")
+
+
+def block_dots(out, k, w, x, tile):
+    """``out[k + DOTS_RESULTS + t * DOTS_PITCH + r]`` = products of stored rows r of strips with rows t of x.
+
+    Of fragments `first` to ``first + n - 1`` of each strip, in the order of kernels/packing.py. Columns 8c to
+    8c + 7 of row t of x begin at ``x[j + packed_floats((c * across + t) * 8)]``, as :func:`block_put` writes them.
+    By all lanes of the block, of 16 warps on CUDA, which have called :func:`dots_ask` for this tile. `out` is the
+    arena; k is a multiple of 16.
 
     A barrier stands before the call, and one before anybody reads the results. The order of the additions depends
     on everything: a row's result may differ with the rows beside it, by float32's rounding. CUDA, from compute
     capability 9.0 on: tensor cores (see cuda_tiles.py).
     """
+    mine = k + me().thread
+    if out[mine] != -np.inf:
+        raise AssertionError("block_dots without dots_ask")
+    out[mine] = np.inf
+    at, steps, strips, j, across, rows, _, first, n = tile
     eights, begin = DOTS_COLUMNS * across, j + first * 2 * DOTS_COLUMNS * across
     for t in range(me().thread, rows, me().block.threads):
         row = _packed_row(x, begin + t * DOTS_COLUMNS, 2 * n, eights, DOTS_COLUMNS)
         for strip in range(strips):
             stored = _stored_rows(w, at + (strip * steps + first) * FRAGMENT * FRAGMENT, n)
-            to = k + t * DOTS_PITCH + FRAGMENT * strip
+            to = k + DOTS_RESULTS + t * DOTS_PITCH + FRAGMENT * strip
             out[to : to + FRAGMENT] = stored @ row
 
 
