@@ -2,6 +2,7 @@
 
 from ..kernels import packing, stream, tiles
 from ..kernels.attention import attend, project
+from ..kernels.deal import note_deal
 from ..kernels.embedding import embedding
 from ..kernels.filters import draw_filtered
 from ..kernels.flash import attend_in_tiles
@@ -78,6 +79,8 @@ def begin_step(block, plan, rows, first_layer, model, cache, act, packed):
             stage, parity = stream.begin(block, model, 4 * first_layer, products_of(plan, model))
         if streamed or tiles.wanted(model, rows):
             entries = rows if streamed else i64(plan.count[CHUNKS])
+            if not streamed:
+                note_deal(block, rows, i64(plan.count[SAMPLES]), model)
             list_work(block, plan, entries, streamed, act.most_chunks > 0, model)
             barrier()
             if act.most_chunks > 0:

@@ -48,7 +48,13 @@ LISTED = OWN + 13 + MOST_NOTED * ITEM
 WORK = PLACES + 2 * MOST_ROWS
 """Where that list begins in the arena."""
 
-SCRATCH = (WORK + LISTED + 31) & -32
+DEALT = WORK + LISTED
+"""Where it is noted how tiles are dealt to the blocks (see deal.py)."""
+
+PRODUCTS, DEAL = 5, 11
+"""Products of which that is noted, and words of it for each."""
+
+SCRATCH = (DEALT + PRODUCTS * DEAL + 31) & -32
 """Where that begins which a phase may use as it likes: a multiple of 32."""
 
 

@@ -27,7 +27,6 @@ from ..simt.vocabulary import (
     DOTS_ROWS,
     DOTS_STRIPS,
     FRAGMENT,
-    Tile,
     arena_view,
     atomic_add,
     barrier,
@@ -56,21 +55,16 @@ from ..simt.vocabulary import (
 )
 from . import flash, packing
 from .attention import store_pair
+from .deal import ITEMS, PIECES, noted, place_of, strips_of, tile_of
 from .logits import draw
 from .mlp import silu
-from .packing import AT, ATTENDED, GATED, LOGITS, LOWERED, PROJECT, SIZE, STEPS, STRIPS, block_row_at
+from .packing import ATTENDED, GATED, LOGITS, LOWERED, PROJECT, block_row_at
 from .rmsnorm import rmsnorm
 from .rope import rotate
 from .staging import SCRATCH, staged_at
 
 FEW = 4
 """Rows up to which the other kernels are the faster ones, on a GPU."""
-
-LEAST_STEPS = 2
-"""Fewest fragments of a strip that a piece of a tile has."""
-
-MOST_PIECES = 8
-"""Most pieces of a tile."""
 
 PAIRS = FRAGMENT >> 1
 """Outputs of a strip's first half, to each of which belongs one of the second."""
@@ -141,22 +135,9 @@ def normalise(block, plan, rows, model, act):
 
 
 @device
-def tile_of(block, rows, kind, layer, item, model):
-    """What a block multiplies for an item: a tile, or a piece of one."""
-    pieces, number = pieces_of_tile(block, model, kind, rows), product_number(model, kind, layer)
-    tile, piece = divide(i64(item), pieces)
-    across, t0, here = place_of(block, model, kind, rows, tile)
-    steps = i64(model.stream[number, STEPS])
-    at = (i64(model.stream[number, AT]) + across * DOTS_STRIPS * steps) * SIZE
-    n = divide(steps, pieces)[0]
-    most, j = tile_height(block, model, kind, rows), block_row_at(rows, t0, i64(0))
-    return Tile(at, steps, strips_of(model, number, across), j, i64(rows), here, most, piece * n, n)
-
-
-@device
 def ask(block, rows, kind, layer, item, begins, model, act):
     """Ask for what an item multiplies, if there is one; only for weights, if a product `begins` with it."""
-    if item < tiles_in_all(block, model, kind, rows) * pieces_of_tile(block, model, kind, rows):
+    if item < noted(block, kind, ITEMS, model):
         x = act.normed
         if kind == ATTENDED:
             x = act.attended
@@ -169,7 +150,7 @@ def ask(block, rows, kind, layer, item, begins, model, act):
 def forget(block, rows, kind, layer, model):
     """A product is not computed for which :func:`ask` has asked. A barrier is to follow."""
     item = i32(block.id)
-    if item < tiles_in_all(block, model, kind, rows) * pieces_of_tile(block, model, kind, rows):
+    if item < noted(block, kind, ITEMS, model):
         dots_forget(block.shared, SCRATCH, model.packed, tile_of(block, rows, kind, layer, item, model))
 
 
@@ -181,25 +162,22 @@ def product(block, plan, rows, kind, layer, model, sampling, cache, act):
     of a tile has the products of some of the columns; where there are several, they wait in memory until all are
     there, and are added up in order.
     """
-    item, noted = i32(block.id), i64(-1)
+    item, last = i32(block.id), i64(-1)
     if thread_id() == 0:
         store_relaxed(act.met, met_at(block, kind + 1, block.id), i32(0))  # of the product before
-    while True:
-        pieces = pieces_of_tile(block, model, kind, rows)
-        if item >= tiles_in_all(block, model, kind, rows) * pieces:  # asked each time, not kept in registers
-            break
+    while item < noted(block, kind, ITEMS, model):
         barrier()  # what the tile before has given has been read
-        t0 = place_of(block, model, kind, rows, divide(i64(item), pieces)[0])[1]
-        if t0 != noted:
+        t0 = place_of(block, rows, kind, item, model)[1]
+        if t0 != last:
             note_rows(block, plan, rows, kind, t0, model, cache, act)
-        noted, x = t0, act.normed
+        last, x = t0, act.normed
         if kind == ATTENDED:
             x = act.attended
         elif kind == LOWERED:
             x = act.gated
         block_dots(block.shared, SCRATCH, model.packed, x, tile_of(block, rows, kind, layer, item, model))
         barrier()
-        if pieces_of_tile(block, model, kind, rows) > 1:
+        if noted(block, kind, PIECES, model) > 1:
             finish_piece(block, plan, rows, kind, layer, model, sampling, cache, act, i32(opaque(i64(item))))
         else:
             ask(block, rows, kind, layer, i32(item + block.blocks), False, model, act)
@@ -227,57 +205,23 @@ def note_rows(block, plan, rows, kind, t0, model, cache, act):
 
 
 @device
-def product_number(model, kind, layer):
-    """A product's row of :attr:`Model.stream`."""
-    return i64(4 * i64(model.layers) if kind == LOGITS else 4 * i64(layer) + kind)
-
-
-@device
-def strips_of(model, number, across):
-    """How many strips a product has for its tiles number `across`."""
-    return min(i64(DOTS_STRIPS), i64(model.stream[number, STRIPS]) - across * DOTS_STRIPS)
-
-
-@device
-def tiles_in_all(block, model, kind, rows):
-    """How many tiles a product has."""
-    return tiles_across(model, kind) * tiles_down(block, model, kind, rows)
-
-
-@device
-def pieces_of_tile(block, model, kind, rows):
-    """Into how many pieces each tile is cut: 1, or as many, up to MOST_PIECES, as there are blocks for at once."""
-    pieces, steps = i64(1), i64(model.stream[product_number(model, kind, 0), STEPS])
-    tiles = tiles_in_all(block, model, kind, rows)
-    if kind == LOGITS:
-        tiles = i64(block.blocks)
-    while (
-        pieces < MOST_PIECES and 2 * pieces * tiles <= block.blocks and steps & (2 * LEAST_STEPS * pieces - 1) == 0
-    ):
-        pieces *= 2
-    return pieces
-
-
-@device
 def finish_piece(block, plan, rows, kind, layer, model, sampling, cache, act, item):
     """What is made of a piece of a tile, together with those who have the others: each finishes some rows.
 
     The results of a piece go out of the arena, a warp a row, and come back with those of the other pieces.
     """
-    pieces = pieces_of_tile(block, model, kind, rows)
-    tile, piece = divide(i64(item), pieces)
-    across, t0, here = place_of(block, model, kind, rows, tile)
-    outs = FRAGMENT * strips_of(model, product_number(model, kind, layer), across)
-    t = i64(warp_id())
+    across, t0, here, piece = place_of(block, rows, kind, item, model)
+    pieces, outs = i64(noted(block, kind, PIECES, model)), FRAGMENT * strips_of(block, kind, across, model)
+    first_item, t = i64(item) - piece, i64(warp_id())
     while t < here:
         to = (i64(item) * DOTS_ROWS + t) * DOTS_ROWS
         copy_row(block.shared, RESULTS + t * DOTS_PITCH, act.pieces, to, outs)
         t += warps()
-    meet(act.met, met_at(block, kind, tile), pieces)
+    meet(act.met, met_at(block, kind, first_item), pieces)
     t = i64(warp_id()) * pieces + piece
     while t < here:
         at, c = RESULTS + t * DOTS_PITCH, 4 * i64(lane_id())
-        first = (tile * pieces * DOTS_ROWS + t) * DOTS_ROWS
+        first = (first_item * DOTS_ROWS + t) * DOTS_ROWS
         while c < outs:
             a, b, d, e = sum_of_fours(act.pieces, first + c, i64(DOTS_ROWS * DOTS_ROWS), pieces)
             block.shared[at + c] = a
@@ -291,12 +235,13 @@ def finish_piece(block, plan, rows, kind, layer, model, sampling, cache, act, it
 
 
 @device
-def met_at(block, kind, tile):
-    """Where it is counted who has come to :func:`meet` for a tile: for each other product at the same places.
+def met_at(block, kind, item):
+    """Where it is counted who has come to :func:`meet`, for a tile with that first item.
 
-    A product clears those of the one before, for the one behind it; the logits have no pieces.
+    Every other product has the same places: a product clears those of the one before, for the one behind. The
+    logits have no pieces.
     """
-    return i64(kind & 1) * block.blocks + i64(tile)
+    return i64(kind & 1) * block.blocks + i64(item)
 
 
 @device
@@ -313,45 +258,9 @@ def meet(met, at, pieces):
 
 
 @device
-def tiles_across(model, kind):
-    """How many tiles have all outputs of a product, for the same rows."""
-    return (i64(model.stream[product_number(model, kind, 0), STRIPS]) + (DOTS_STRIPS - 1)) >> 3
-
-
-@device
-def tile_height(block, model, kind, rows):
-    """Rows of a tile: 128, or 64 where that takes less time, in which a block makes 9 such tiles in place of 5."""
-    across, half = tiles_across(model, kind), i64(DOTS_ROWS >> 1)
-    large = across * divide(i64(rows) + DOTS_ROWS - 1, i64(DOTS_ROWS))[0]
-    small = across * divide(i64(rows) + half - 1, half)[0]
-    of_large = divide(large + block.blocks - 1, i64(block.blocks))[0]
-    of_small = divide(small + block.blocks - 1, i64(block.blocks))[0]
-    return half if rows <= half or 5 * of_small < 9 * of_large else i64(DOTS_ROWS)
-
-
-@device
-def tiles_down(block, model, kind, rows):
-    """How many tiles have all rows, for the same outputs."""
-    height = tile_height(block, model, kind, rows)
-    return divide(i64(rows) + height - 1, height)[0]
-
-
-@device
-def place_of(block, model, kind, rows, tile):
-    """(number of the outputs' tile, first row, rows) of a tile.
-
-    Tiles of the same outputs follow each other, so that other blocks find the weights in the cache.
-    """
-    height = tile_height(block, model, kind, rows)
-    across, down = divide(i64(tile), tiles_down(block, model, kind, rows))
-    t0 = down * height
-    return across, t0, min(height, i64(rows) - t0)
-
-
-@device
-def finish_tile(block, plan, rows, kind, layer, model, sampling, cache, act, tile):
+def finish_tile(block, plan, rows, kind, layer, model, sampling, cache, act, item):
     """What is made of a tile's results, which lie in the arena. A warp takes a row at a time."""
-    across, t0, here = place_of(block, model, kind, rows, tile)
+    across, t0, here, _ = place_of(block, rows, kind, item, model)
     t = i64(warp_id())
     while t < here:
         finish_row(block, plan, rows, kind, layer, model, sampling, cache, act, across, t0, t, False)
@@ -361,7 +270,7 @@ def finish_tile(block, plan, rows, kind, layer, model, sampling, cache, act, til
 @device
 def finish_row(block, plan, rows, kind, layer, model, sampling, cache, act, across, t0, t, in_pieces):
     """What is made of the results of a tile's row t, which lie in the arena. One warp."""
-    strips, row = strips_of(model, product_number(model, kind, layer), across), t0 + t
+    strips, row = strips_of(block, kind, across, model), t0 + t
     if kind == PROJECT:
         put_pairs(block.shared, t, row, layer, across, PAIRS * strips, model, cache, act.q)
     elif kind == GATED:
