@@ -19,6 +19,9 @@ from blink_ref.simt.vocabulary import (
     barrier,
     heads_ask,
     heads_attend,
+    heads_begin,
+    heads_column,
+    heads_queries,
     i64,
     lane_id,
     mix_of_fours,
@@ -147,12 +150,12 @@ def test_a_warp_attends_to_what_it_has_asked_for_and_asks_ahead_whenever_it_can(
             arena[place : place + size] = mark
         asked[me().warp] = (of_keys, of_values, int(at), int(n)), mark
 
-    def heads_ask(arena, of_keys, of_values, keys, values, at, d, n):
+    def heads_ask(arena, b, of_keys, of_values, keys, values, at, d, n):
         if lane_id() == 0:
             assert asked.get(me().warp, NONE)[0][3] <= 0
             note(arena, of_keys, of_values, at, n)
 
-    def heads_attend(arena, k, of_keys, of_values, x, j, heads, d, keys, values, at, n, then, later):
+    def heads_attend(arena, b, k, of_keys, of_values, j, heads, d, keys, values, at, n, then, later):
         if lane_id() == 0:
             what, mark = asked[me().warp]
             assert what == (of_keys, of_values, at, n)
@@ -160,7 +163,7 @@ def test_a_warp_attends_to_what_it_has_asked_for_and_asks_ahead_whenever_it_can(
             seen.append((int(at), int(n)))
             note(arena, of_keys, of_values, then, later)
         vocabulary.heads_attend(
-            arena, k, of_keys, of_values, x, j, heads, d, keys, values, at, n, then, later
+            arena, b, k, of_keys, of_values, j, heads, d, keys, values, at, n, then, later
         )  # fmt: skip
 
     monkeypatch.setattr(flash_decoding, "heads_ask", heads_ask)
@@ -238,22 +241,25 @@ def test_the_list_has_items_of_single_rows_and_tiles_of_others(target, lanes):
 
 
 @device
-def words_alone(block, k, of_keys, of_values, ahead, x, heads, d, keys, values, at, n, out, weights, mixed):
+def words_alone(block, b, k, of_keys, of_values, ahead, j, x, heads, d, keys, values, at, n, out, weights, mixed):
     poison_arena(block)
+    heads_queries(block.shared, j, x, i64(0), heads, d, keys)
+    barrier()
     if warp_id() == 0:
+        heads_begin(block.shared, b)
         then, later = at, n
         if ahead:  # behind the cache's first position
-            heads_ask(block.shared, of_keys, of_values, keys, values, i64(0), d, i64(1))
+            heads_ask(block.shared, b, of_keys, of_values, keys, values, i64(0), d, i64(1))
             heads_attend(
-                block.shared, k, of_keys, of_values, x, i64(0), heads, d, keys, values, i64(0), i64(1), at, n
+                block.shared, b, k, of_keys, of_values, j, heads, d, keys, values, i64(0), i64(1), at, n
             )  # fmt: skip
             warp_barrier()
         else:
-            heads_ask(block.shared, of_keys, of_values, keys, values, at, d, n)
+            heads_ask(block.shared, b, of_keys, of_values, keys, values, at, d, n)
         if of_keys != of_values:
             then, later = i64(0), i64(0)
         heads_attend(
-            block.shared, k, of_keys, of_values, x, i64(0), heads, d, keys, values, at, n, then, later
+            block.shared, b, k, of_keys, of_values, j, heads, d, keys, values, at, n, then, later
         )  # fmt: skip
     barrier()
     if block.id == 0:
@@ -269,7 +275,7 @@ def words_alone(block, k, of_keys, of_values, ahead, x, heads, d, keys, values, 
 @pytest.mark.parametrize("room", ROOMS)
 @pytest.mark.parametrize(("heads", "d", "n"), [(1, 32, 1), (3, 64, 7), (8, 96, 16), (5, 128, 9), (8, 256, 15)])
 def test_heads_attend_as_the_specification_says(target, lanes, heads, d, n, room):
-    span = -(-d // 64) * 64 * HEADS
+    span = d * HEADS
     k = 2 * span
     of_part = k + 2 * HEADS
     places = {TOGETHER: (of_part, of_part), APART: (0, of_part), AHEAD: (0, span)}[room]
@@ -278,18 +284,19 @@ def test_heads_attend_as_the_specification_says(target, lanes, heads, d, n, room
     of_keys, of_values = (kept_exactly(floats(n + 2, d, seed=seed), BF16) for seed in (2, 3))
     for bits, numbers in zip(stored, (of_keys, of_values), strict=True):
         bits[:] = numbers.reshape(-1).view(np.uint32) >> 16
+    queries = k + span + 2 * HEADS
     out, mixed = np.full(span + 2 * HEADS, np.nan, np.float32), np.zeros(4, np.float32)
+    coming = queries + HEADS * d
     launch(
-        words_alone, 1, lanes, k, *places, room == AHEAD, x, heads, d, *stored, d, n, out, weights, mixed,
-        target=target, shared=k + span + 2 * HEADS + 4,
+        words_alone, 1, lanes, coming, k, *places, room == AHEAD, queries, x, heads, d, *stored, d, n,
+        out, weights, mixed, target=target, shared=coming + 8,
     )  # fmt: skip
     q = x[: heads * d].reshape(heads, d).astype(np.float64)
     scores = q @ of_keys[1 : n + 1].T.astype(np.float64) / np.sqrt(d)
     highest = scores.max(1)
     exact = np.exp(scores - highest[:, None])
     sums = exact @ of_values[1 : n + 1].astype(np.float64)
-    got = out[2 * HEADS :][: -(-d // 64) * 64 * heads].reshape(-1, heads, 64)
-    got = got.transpose(1, 0, 2).reshape(heads, -1)[:, :d]
+    got = np.array([[out[2 * HEADS + heads_column(d, h, i)] for i in range(d)] for h in range(heads)])
     assert np.linalg.norm(got - sums) < CLOSE[target] * np.linalg.norm(sums)
     np.testing.assert_allclose(out[: 2 * heads : 2], highest, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(out[1 : 2 * heads : 2], exact.sum(1), rtol=1e-4)

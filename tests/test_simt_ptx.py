@@ -46,7 +46,10 @@ from blink_ref.simt.vocabulary import (
     fragment_put,
     heads_ask,
     heads_attend,
+    heads_begin,
+    heads_column,
     heads_pay,
+    heads_queries,
     i32,
     i64,
     lane_any,
@@ -165,8 +168,12 @@ def use_every_word(block, floats, halves, stored, words, longs):
     fours, mixed = sum_of_fours(block.shared, q, r, i64(8)), mix_of_fours(floats, i, block.shared, q, r, i64(8))
     floats[i] = fours[0] + fours[3] + mixed[1]
     if heads_pay(stored):
-        heads_ask(block.shared, q, r, stored, stored, i, i64(64), r)
-    heads_attend(block.shared, q, q, r, floats, r, i64(8), i64(64), stored, stored, q, i64(16), q, r)
+        heads_begin(block.shared, q)
+        heads_ask(block.shared, q, q, r, stored, stored, i, i64(64), r)
+    heads_queries(block.shared, q, floats, r, i64(8), i64(64), stored)
+    heads_attend(
+        block.shared, q, heads_column(i64(64), q, r), q, r, r, i64(8), i64(64), stored, stored, q, i64(16), q, r
+    )
     warp_copy(block.shared, q, floats, r, i64(64))
     relax(i)
 
@@ -412,14 +419,14 @@ PTX = """
 
 
 @device
-def ask_alone(block, cache, at, n):
-    heads_ask(block.shared, at, at + 4096, cache, cache, at, n, i64(16))
+def attend_alone(block, cache, at, n):
+    heads_attend(block.shared, at, at, at, at + 4096, at, n, n, cache, cache, at, n, at, n)
 
 
 def test_loops_that_must_stay_rolled_do():
-    """Each of heads_ask's loops has its copies once: of two pieces of keys, and of four of values."""
-    ptx = compiled(ask_alone, vector(np.uint16), numba.int64, numba.int64)
-    assert ptx.count("cp.async.cg.shared.global") == 2 + 4
+    """Each of heads_attend's loops has its products once: four of scores, and eight of sums."""
+    ptx = compiled(attend_alone, vector(np.uint16), numba.int64, numba.int64)
+    assert ptx.count("mma.sync.aligned") == 4 + 8
 
 
 def keep_many(n, registers):

@@ -11,7 +11,8 @@ A block takes items that follow each other; what it has to know of them is noted
 (:mod:`.flash_items`), if they are not too many. Where the arena has room for it, a warp has places for keys and
 values apart from those for what its parts give, and its next part, of the next item too, is on its way while an
 item is multiplied; and there are two buffers for what parts give, so that some warps merge an item while the
-others are at the next one.
+others are at the next ones. A warp waits for others only where it takes what they give, or their place: mbarriers
+tell of that.
 
 What there is to do is listed when a step begins (:mod:`.work_list`).
 """
@@ -23,7 +24,6 @@ from ..simt.vocabulary import (
     arena_view,
     atomic_add,
     barrier,
-    block_copy,
     block_put,
     divide,
     exp,
@@ -31,16 +31,24 @@ from ..simt.vocabulary import (
     fragment_put,
     heads_ask,
     heads_attend,
+    heads_begin,
+    heads_column,
     heads_pay,
+    heads_queries,
     i32,
     i64,
     lane_broadcast,
     lane_id,
     lane_max,
     lane_sum,
+    mbarrier_arrive,
+    mbarrier_init,
+    mbarrier_wait,
+    mbarriers,
     mix_of_fours,
     opaque,
     store_relaxed,
+    thread_id,
     warp_barrier,
     warp_id,
     warp_width,
@@ -51,11 +59,16 @@ from .flash_items import (
     BUFFERS,
     CHUNK_SIZE,
     CHUNKS,
+    COMING,
+    COMING_SIZE,
     DONE,
     FRESH,
+    GIVEN,
     INDEX,
     ITS_HEADS,
     KEYS_AT,
+    MEETINGS,
+    MERGED,
     NOTED,
     OWN_COUNT,
     OWN_END,
@@ -105,13 +118,21 @@ def attend_in_chunks(block, rows, layer, model, cache, act, in_fragments):
 def attend_noted(block, rows, layer, model, cache, act, in_fragments):
     """The noted items. `side` says which queries are those of an item."""
     work, j, side = arena_view(block.shared, WORK, LISTED, model.eos), i32(0), i32(0)
+    bars = mbarriers(block.shared, MEETINGS, 4)
+    if thread_id() == 0:
+        for n in range(4):
+            mbarrier_init(bars, n, i64(team()))
+    if warp_id() < team():
+        heads_begin(block.shared, i64(coming_at()))
     ask(block, noted_at(j), i32(warp_id()), layer, model, cache)
-    fetch_queries(block, noted_at(j), side, model, act)
+    fetch_queries(block, noted_at(j), side, model, cache, act)
     while j < work[OWN_COUNT]:
         at, part = noted_at(j), i32(warp_id())
         parts, ahead, more = work[at + PARTS], work[AHEAD] != 0, i32(j + 1) < work[OWN_COUNT]
-        if int(j == 0) | int(work[BUFFERS] == 1):
-            barrier()  # the queries are there, and what the item before gave has been merged
+        if work[at + FRESH] != 0:
+            barrier()  # the queries are there, and nobody is at an item of other ones any more
+        if part < team():
+            mbarrier_wait(bars, MERGED + i64(buffer_of(work, j)), i32(turn_of(work, j) ^ 1))
         if ahead and part >= parts and more:
             ask(block, i32(at + ITEM), part, layer, model, cache)
         if not ahead and j > 0:
@@ -123,10 +144,22 @@ def attend_noted(block, rows, layer, model, cache, act, in_fragments):
                 ask(block, at, part, layer, model, cache)
         if more and work[at + ITEM + FRESH] != 0:
             side = i32(side ^ 1)
-            fetch_queries(block, i32(at + ITEM), side, model, act)
-        barrier()  # what the parts give is there
-        merge_item(block, j, rows, model, act, in_fragments)
+            fetch_queries(block, i32(at + ITEM), side, model, cache, act)
+        if warp_id() < team():
+            merge_item(block, j, rows, model, act, in_fragments)
         j = i32(j + 1)
+
+
+@device
+def buffer_of(work, j):
+    """Which buffer has what the parts of the j-th noted item give."""
+    return i32(j & i32(work[BUFFERS] - 1))
+
+
+@device
+def turn_of(work, j):
+    """The parity of how often that has been used before."""
+    return i32(i32(j >> i32(work[BUFFERS] - 1)) & 1)
 
 
 @device
@@ -136,11 +169,12 @@ def noted_at(j):
 
 
 @device
-def fetch_queries(block, at, side, model, act):
+def fetch_queries(block, at, side, model, cache, act):
     """The queries of an item, noted at `at`, for behind a barrier. All lanes."""
     work, d = arena_view(block.shared, WORK, LISTED, model.eos), opaque(i64(model.head_dim))
     query = i64(work[at + QUERY]) * d
-    block_copy(block.shared, i64(queries_at(side, d)), act.q, query, i64(work[at + ITS_HEADS]) * d)
+    heads = i64(work[at + ITS_HEADS])
+    heads_queries(block.shared, i64(queries_at(side, d)), act.q, query, heads, d, cache.keys)
 
 
 @device
@@ -157,10 +191,15 @@ def places_of(work, part):
 
 
 @device
+def coming_at():
+    """Where this warp tells what has come of what it has asked for."""
+    return i32(COMING + COMING_SIZE * i32(warp_id()))
+
+
+@device
 def part_at(work, j, part):
     """Where what a part of the j-th noted item gives begins in the arena."""
-    buffer = i32(j & i32(work[BUFFERS] - 1))
-    return i32(work[PARTS_AT] + i32(buffer * MOST_PARTS + part) * work[PART_STEP])
+    return i32(work[PARTS_AT] + i32(buffer_of(work, j) * MOST_PARTS + part) * work[PART_STEP])
 
 
 @device
@@ -177,7 +216,9 @@ def ask(block, at, part, layer, model, cache):
         of_keys, of_values = places_of(work, part)
         first, d = of_layer(work[at + PLACE + part], layer, model, cache), opaque(i64(model.head_dim))
         seen = i64(seen_of(work, at, part))
-        heads_ask(block.shared, i64(of_keys), i64(of_values), cache.keys, cache.values, first, d, seen)
+        heads_ask(
+            block.shared, i64(coming_at()), i64(of_keys), i64(of_values), cache.keys, cache.values, first, d, seen
+        )
 
 
 @device
@@ -207,24 +248,31 @@ def attend_part(block, j, part, side, more, layer, model, cache):
         later = seen  # the values, in the keys' place
     first, then = of_layer(place, layer, model, cache), of_layer(behind, layer, model, cache)
     heads_attend(
-        block.shared, i64(part_at(work, j, part)), i64(of_keys), i64(of_values),
-        block.shared, i64(queries_at(side, d)), i64(work[at + ITS_HEADS]), d,
+        block.shared, i64(coming_at()), i64(part_at(work, j, part)), i64(of_keys), i64(of_values),
+        i64(queries_at(side, d)), i64(work[at + ITS_HEADS]), d,
         cache.keys, cache.values, first, i64(seen), then, i64(later),
     )  # fmt: skip
 
 
 @device
 def merge_item(block, j, rows, model, act, in_fragments):
-    """What the parts of the j-th noted item give, merged: a warp a head.
+    """One warp: say that its parts of the j-th noted item are there, and merge what all give: a warp a head.
 
     Behind its last chunk of a row's unit a block says how many it had, and the last to do so merges the chunks.
     """
-    work, at = arena_view(block.shared, WORK, LISTED, model.eos), noted_at(j)
-    head = i32(i32(warp_id()) - work[at + TURN])
+    work, at, bars = (
+        arena_view(block.shared, WORK, LISTED, model.eos),
+        noted_at(j),
+        mbarriers(block.shared, MEETINGS, 4),
+    )
+    head, buffer = i32(i32(warp_id()) - work[at + TURN]), i64(buffer_of(work, j))
     if head < 0:
         head = i32(head + team())
-    if i32(warp_id()) >= team():
-        head = i32(HEADS)
+    warp_barrier()
+    if lane_id() == 0:
+        mbarrier_arrive(bars, GIVEN + buffer)
+    if head < work[at + ITS_HEADS]:
+        mbarrier_wait(bars, GIVEN + buffer, turn_of(work, j))
     while head < work[at + ITS_HEADS]:
         merge_parts(block, j, head, rows, model, act, in_fragments)
         if work[at + DONE] > 0 and work[at + CHUNKS] > 1:
@@ -234,6 +282,8 @@ def merge_item(block, j, rows, model, act, in_fragments):
                 merge_chunks(block, at, head, rows, model, act, in_fragments)
         head = i32(head + team())
         warp_barrier()  # all have read the weights
+    if lane_id() == 0:
+        mbarrier_arrive(bars, MERGED + buffer)
 
 
 @device
@@ -244,14 +294,14 @@ def merge_parts(block, j, head, rows, model, act, in_fragments):
     gives.
     """
     work, d, at = arena_view(block.shared, WORK, LISTED, model.eos), i32(opaque(i64(model.head_dim))), noted_at(j)
-    parts, heads, here, step = work[at + PARTS], work[at + ITS_HEADS], part_at(work, j, i32(0)), work[PART_STEP]
+    parts, here, step = work[at + PARTS], part_at(work, j, i32(0)), work[PART_STEP]
     highest = highest_of(block.shared, here + 2 * head, step, parts)
     weights = WEIGHTS + MOST_PARTS * i32(warp_id())
     total = weigh(block.shared, weights, block.shared, here + 2 * head, step, parts, highest)
     warp_barrier()
     mine = i32(4 * i32(lane_id()))
     while mine < d:
-        column = i32(2 * HEADS + column_at(heads, head, mine))
+        column = i32(2 * HEADS + heads_column(d, head, mine))
         sums = mix_of_fours(
             block.shared, i64(weights), block.shared, i64(here + column), i64(step), i64(parts)
         )  # fmt: skip
@@ -270,13 +320,13 @@ def merge_parts(block, j, head, rows, model, act, in_fragments):
 def merge_chunks(block, at, head, rows, model, act, in_fragments):
     """One warp: what all chunks of a row's unit give for a head, to `attended`. MOST_PARTS of them at a time."""
     work, d = arena_view(block.shared, WORK, LISTED, model.eos), i32(opaque(i64(model.head_dim)))
-    chunks, heads, size = work[at + CHUNKS], work[at + ITS_HEADS], i64(work[CHUNK_SIZE])
+    chunks, size = work[at + CHUNKS], i64(work[CHUNK_SIZE])
     first = i64(work[at + UNIT]) * act.most_chunks * size
     highest = highest_of(act.partial, first + 2 * head, size, chunks)
     weights, mine = WEIGHTS + MOST_PARTS * i32(warp_id()), i32(4 * i32(lane_id()))
     begin = i32(0)
     while begin < d:  # all lanes, for they share the weights
-        column = 2 * HEADS + i64(column_at(heads, head, i32(min(mine, i32(d - 4)))))
+        column = 2 * HEADS + i64(heads_column(d, head, i32(min(mine, i32(d - 4)))))
         sums, total, done = (f32(0.0), f32(0.0), f32(0.0), f32(0.0)), f32(0.0), i32(0)
         while done < chunks:
             n, here = i32(min(i32(MOST_PARTS), i32(chunks - done))), first + i64(done) * size
@@ -328,12 +378,6 @@ def put_partial(partial, at, sums):
     partial[at + 1] = b
     partial[at + 2] = c
     partial[at + 3] = e
-
-
-@device
-def column_at(heads, head, i):
-    """Where a column of a head lies in what a part gives: 64 columns of all heads, then the next 64."""
-    return i32(i32(i >> 6) * i32(64 * heads) + i32(head * 64) + i32(i & 63))
 
 
 @device

@@ -39,14 +39,20 @@ which warp merges the first of its heads. Then where each part begins in a layer
 
 WEIGHTS = SCRATCH
 """Where the parts' weights begin, for each warp."""
-QUERIES = WEIGHTS + MOST_PARTS * MOST_PARTS
+GIVEN, MERGED = 0, 2
+"""The mbarriers that tell of a buffer for what parts give: that all is there, and that it has been merged."""
+MEETINGS = WEIGHTS + MOST_PARTS * MOST_PARTS
+"""Where they lie."""
+COMING, COMING_SIZE = MEETINGS + 8, 8
+"""Where each warp tells what has come of what it has asked for, and the floats for it."""
+QUERIES = COMING + COMING_SIZE * MOST_PARTS
 """Where the queries of a unit begin, those of another one behind them, and then, at :func:`parts_at`, the parts'
 results."""
 
 
 def span(head_dim: int) -> int:
     """Floats of the places of a part's keys, or of its values."""
-    return -(-head_dim // 64) * 64 * HEADS
+    return head_dim * HEADS
 
 
 def part_size(head_dim: int) -> int:
@@ -72,14 +78,14 @@ def units_of(config: ModelConfig) -> int:
 @device
 def span_of(d):
     """:func:`span`."""
-    return ((i64(d) + 63) >> 6) * (64 * HEADS)
+    return i64(d) * HEADS
 
 
 @device
 def size_of(model):
     """Floats of what a part gives, or a chunk: :func:`part_size`, of as many heads as a unit has at most."""
     group = divide(opaque(i64(model.heads)), i64(model.kv_heads))[0]
-    return 2 * HEADS + ((opaque(i64(model.head_dim)) + 63) >> 6) * 64 * min(group, i64(HEADS))
+    return 2 * HEADS + opaque(i64(model.head_dim)) * min(group, i64(HEADS))
 
 
 @device

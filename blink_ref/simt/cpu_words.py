@@ -211,33 +211,54 @@ def _(weights, w, a, i, step, n):
     return mix_of_fours
 
 
+@overload(words.heads_queries, target="cpu", strict=False)
+def _(arena, k, x, j, heads, d, keys):
+    def heads_queries(arena, k, x, j, heads, d, keys):
+        for i in range(heads * d):
+            arena[k + i] = x[j + i]
+
+    return heads_queries
+
+
+@overload(words.heads_begin, target="cpu", strict=False)
+def _(arena, b):
+    return lambda arena, b: None
+
+
 @overload(words.heads_ask, target="cpu", strict=False)
-def _(arena, k_keys, k_values, keys, values, at, d, n):
-    return lambda arena, k_keys, k_values, keys, values, at, d, n: None
+def _(arena, b, k_keys, k_values, keys, values, at, d, n):
+    return lambda arena, b, k_keys, k_values, keys, values, at, d, n: None
+
+
+_heads_column = register_jitable(words.heads_column)
+
+
+@overload(words.heads_column, target="cpu", strict=False)
+def _(d, head, i):
+    return words.heads_column
 
 
 @overload(words.heads_attend, target="cpu", strict=False)
-def _(arena, k, k_keys, k_values, x, j, heads, d, keys, values, at, n, then, later):
-    def heads_attend(arena, k, k_keys, k_values, x, j, heads, d, keys, values, at, n, then, later):
+def _(arena, b, k, k_keys, k_values, j, heads, d, keys, values, at, n, then, later):
+    def heads_attend(arena, b, k, k_keys, k_values, j, heads, d, keys, values, at, n, then, later):
         scale, sums = f32(1.0) / f32(math.sqrt(f32(d))), k + 2 * HEADS
         for h in range(heads):
             highest, total = f32(-np.inf), f32(0.0)
             for p in range(n):
                 score = f32(0.0)
                 for c in range(d):
-                    score += x[j + h * d + c] * widen(keys[at + p * d + c])
+                    score += arena[j + h * d + c] * widen(keys[at + p * d + c])
                 highest = max(highest, score * scale)
             for i in range(d):
-                arena[sums + (i >> 6) * (64 * heads) + 64 * h + (i & 63)] = f32(0.0)
+                arena[sums + _heads_column(d, h, i)] = f32(0.0)
             for p in range(n):
                 score = f32(0.0)
                 for c in range(d):
-                    score += x[j + h * d + c] * widen(keys[at + p * d + c])
+                    score += arena[j + h * d + c] * widen(keys[at + p * d + c])
                 weight = exp(score * scale - highest)
                 total += weight
                 for i in range(d):
-                    to = sums + (i >> 6) * (64 * heads) + 64 * h + (i & 63)
-                    arena[to] += weight * widen(values[at + p * d + i])
+                    arena[sums + _heads_column(d, h, i)] += weight * widen(values[at + p * d + i])
             arena[k + 2 * h] = highest
             arena[k + 2 * h + 1] = total
 

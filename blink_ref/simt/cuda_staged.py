@@ -10,9 +10,9 @@ queries: there four warps have the same sixteen, all positions, and 64 columns o
 import numpy as np
 from numba import types
 
-from . import plain_tiles
+from . import plain_tiles, ptx
 from . import vocabulary as words
-from .cuda_heads import _end_of_group, _max_of_quad, _sum_of_quad, _wait_for_all
+from .cuda_heads import _max_of_quad, _sum_of_quad
 from .cuda_loops import _four, _keep_rolled, _store_four
 from .cuda_tensor import (
     copy_piece,
@@ -27,7 +27,7 @@ from .cuda_tensor import (
     shared_address,
     store_piece,
 )
-from .cuda_words import define_by
+from .cuda_words import define_by, define_text
 from .numba_cuda import cuda
 from .vocabulary import (
     FULL_WARP,
@@ -61,6 +61,20 @@ _put_plainly, _take_plainly, _begin_plainly, _attend_plainly, _end_plainly = (
 
 
 # --- tiles
+
+
+def _end_of_group():
+    """The copies started so far are a group. A word of this file only."""
+    raise NotImplementedError("compiled code only")
+
+
+def _wait_for_all():
+    """Wait for all groups of copies. A word of this file only."""
+    raise NotImplementedError("compiled code only")
+
+
+define_text(_end_of_group, ptx.END_OF_GROUP)
+define_text(_wait_for_all, ptx.WAIT_FOR_GROUPS)
 
 
 @cuda.jit(device=True)

@@ -44,6 +44,8 @@ WARP_WORDS |= {
     words.dots_forget,
     words.block_dots,
     words.fragment_dots,
+    words.heads_queries,
+    words.heads_begin,
     words.heads_ask,
     words.heads_attend,
     words.tile_attend,

@@ -126,8 +126,8 @@ POWER_OF_TWO = "ex2.approx.ftz.f32 $0, $1;"
 LOWER_HALVES = "prmt.b32 $0, $1, $2, 0x5410;"
 UPPER_HALVES = "prmt.b32 $0, $1, $2, 0x7632;"
 
-# 16 bytes from global [$1] to shared [$0], asynchronously; the same, of weights; a group of copies ends; how many
-# groups may be on their way.
+# 16 bytes from global [$1] to shared [$0], asynchronously; the same, of weights; a group of copies ends; none is
+# on its way any more.
 COPY_PIECE = "cp.async.cg.shared.global [$0], [$1], 16;"
 COPY_WEIGHTS = """{
 .reg .b64 policy;
@@ -135,7 +135,7 @@ createpolicy.fractional.L2::evict_first.b64 policy, 1.0;
 cp.async.cg.shared.global.L2::cache_hint [$0], [$1], 16, policy;
 }"""
 END_OF_GROUP = "cp.async.commit_group;"
-WAIT_FOR_GROUPS = "cp.async.wait_group {};"
+WAIT_FOR_GROUPS = "cp.async.wait_group 0;"
 
 # 16 bytes out of shared memory, in the order of the asynchronous copies that brought them.
 LOAD_PIECE = "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];"

@@ -600,40 +600,68 @@ PART = 16
 """Most positions."""
 
 
-def heads_ask(arena, k_keys, k_values, keys, values, at, d, n):
-    """Begin to copy n positions' keys and values for :func:`heads_attend`, which takes them as they are. One warp.
+def heads_queries(arena, k, x, j, heads, d, keys):
+    """Queries to ``arena[k:]``, as :func:`heads_attend` takes them: HEADS * d floats, of HEADS at most.
 
-    To ``arena[k_keys:]`` and ``arena[k_values:]``, places of 64 * HEADS floats for each 64 columns; where both
-    are one place, the keys only. n may be 0, or less: nothing is copied. CUDA: asynchronously. Elsewhere it does
-    nothing, and that word reads the cache.
+    `heads` of them, of d float32 each, lie one behind the other at ``x[j]``; `keys` is the cache's. All lanes of
+    the block call it, and a barrier is to follow. k is a multiple of 4.
+    """
+    for i in range(me().thread, heads * d, me().block.threads):
+        arena[k + i] = x[j + i]
+
+
+def heads_begin(arena, b):
+    """Make ready ``arena[b : b + 8]``, with which a warp tells what has come; b is even. By one warp.
+
+    Nothing that it has asked for may be on its way.
     """
 
 
-def heads_attend(arena, k, k_keys, k_values, x, j, heads, d, keys, values, at, n, then, later):
+def heads_ask(arena, b, k_keys, k_values, keys, values, at, d, n):
+    """Begin to copy n positions' keys and values for :func:`heads_attend`, which takes them as they are. One warp.
+
+    To ``arena[k_keys:]`` and ``arena[k_values:]``, places of HEADS * d floats; where both are one place, the keys
+    only. n may be 0, or less: nothing is copied. CUDA: asynchronously. Elsewhere it does nothing, and that word
+    reads the cache.
+    """
+
+
+def heads_attend(arena, b, k, k_keys, k_values, j, heads, d, keys, values, at, n, then, later):
     """What up to HEADS queries attend to in n positions, PART at most, of the KV cache. By one warp.
 
-    The queries, of d float32, lie one behind the other at ``x[j]``; the positions' keys, of d bfloat16 as uint16
-    bits (or float32), at ``keys[at]``, their values at ``values[at]``. Of query h, ``arena[k + 2 * h]`` becomes
-    the highest score, and behind that is the total of its weights, each exp(score - highest). The sums of the
-    values, weighted so, lie behind the first 2 * HEADS floats: column i at
-    ``k + 2 * HEADS + (i >> 6) * 64 * heads + 64 * h + (i & 63)``.
+    The queries lie at ``arena[j]``, as :func:`heads_queries` leaves them; the positions' keys, of d bfloat16 as
+    uint16 bits (or float32), at ``keys[at]``, their values at ``values[at]``. Of query h, ``arena[k + 2 * h]``
+    becomes the highest score, and behind that is the total of its weights, each exp(score - highest). The sums of
+    the values, weighted so, lie behind the first 2 * HEADS floats: see :func:`heads_column`.
 
-    What lies between is the word's own. The warp has called :func:`heads_ask` for these positions, or the call of
-    this word before has: that begins to copy the keys at `then`, of `later` positions, as soon as it has read its
-    own, and the values there as soon as it has read those. Where keys and values have one place, `then` and
-    `later` are `at` and n: the values take the place of the keys. The values' place may be
-    ``arena[k + 2 * HEADS]``, where none are copied ahead. d is a multiple of 32, j of 4, `at` and `then` of 8, k
-    and the places of 4. Which lane writes what is not said. CUDA: tensor cores (see cuda_heads.py).
+    The warp has called :func:`heads_ask` for these positions, or the call of this word before has: that begins to
+    copy the keys at `then`, of `later` positions, as soon as it has read its own, and the values there as soon as
+    it has read those. Where keys and values have one place, `then` and `later` are `at` and n: the values take the
+    place of the keys. The values' place may be ``arena[k + 2 * HEADS]``, where none are copied ahead. d is a
+    multiple of 32, j of 4, `at` and `then` of 8, k and the places of 4. Which lane writes what is not said. CUDA:
+    tensor cores (see cuda_heads.py).
     """
     of_keys, of_values = (_floats(stored[at : at + n * d]).reshape(n, d) for stored in (keys, values))
     for h in range(me().lane, heads, me().warp.width):
-        scores = of_keys @ x[j + h * d : j + h * d + d] / np.sqrt(np.float32(d))
+        scores = of_keys @ arena[j + h * d : j + h * d + d] / np.sqrt(np.float32(d))
         weights = np.exp(scores - scores.max())
         sums = weights @ of_values
-        for i in range(0, d, 64):
-            to = k + 2 * HEADS + i * heads + 64 * h
-            arena[to : to + min(64, d - i)] = sums[i : i + 64]
+        for i in range(0, d, 16):
+            to = k + 2 * HEADS + heads_column(d, h, i)
+            arena[to : to + 16] = sums[i : i + 16]
         arena[k + 2 * h], arena[k + 2 * h + 1] = scores.max(), weights.sum()
+
+
+def heads_column(d, head, i):
+    """Where column i of a head's sums lies, behind the first 2 * HEADS floats of what :func:`heads_attend` gives.
+
+    Of each 64 columns (or 32, if no more are left) the halves lie below each other, in rows of d / 2 floats: where
+    those columns of two positions' values may have been, which nobody needs any more.
+    """
+    half = 32 if d - (i & -64) >= 64 else 16
+    inside = i & 63
+    upper = 1 if inside >= half else 0
+    return (2 * head + upper) * (d >> 1) + ((i & -64) >> 1) + inside - half * upper
 
 
 def mix_of_fours(weights, w, a, i, step, n):
