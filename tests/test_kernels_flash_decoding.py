@@ -27,6 +27,7 @@ from blink_ref.simt.vocabulary import (
     mix_of_fours,
     warp_barrier,
     warp_id,
+    warps,
 )
 
 CLOSE = {"python": 2e-6, "cpu": 2e-6, "cuda": 3e-4}
@@ -243,7 +244,7 @@ def test_the_list_has_items_of_single_rows_and_tiles_of_others(target, lanes):
 @device
 def words_alone(block, b, k, of_keys, of_values, ahead, j, x, heads, d, keys, values, at, n, out, weights, mixed):
     poison_arena(block)
-    heads_queries(block.shared, j, x, i64(0), heads, d, keys)
+    heads_queries(block.shared, j, x, i64(0), heads, d, keys, i64(warp_id()), i64(warps()))
     barrier()
     if warp_id() == 0:
         heads_begin(block.shared, b)

@@ -170,7 +170,7 @@ def use_every_word(block, floats, halves, stored, words, longs):
     if heads_pay(stored):
         heads_begin(block.shared, q)
         heads_ask(block.shared, q, q, r, stored, stored, i, i64(64), r)
-    heads_queries(block.shared, q, floats, r, i64(8), i64(64), stored)
+    heads_queries(block.shared, q, floats, r, i64(8), i64(64), stored, q, i64(2))
     heads_attend(
         block.shared, q, heads_column(i64(64), q, r), q, r, r, i64(8), i64(64), stored, stored, q, i64(16), q, r
     )

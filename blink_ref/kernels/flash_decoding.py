@@ -31,7 +31,6 @@ from ..simt.vocabulary import (
     fragment_put,
     heads_ask,
     heads_attend,
-    heads_begin,
     heads_column,
     heads_pay,
     heads_queries,
@@ -42,7 +41,6 @@ from ..simt.vocabulary import (
     lane_max,
     lane_sum,
     mbarrier_arrive,
-    mbarrier_init,
     mbarrier_wait,
     mbarriers,
     mix_of_fours,
@@ -56,18 +54,17 @@ from ..simt.vocabulary import (
 from .attention import NOTHING, page_start
 from .flash_items import (
     AHEAD,
+    BEHIND,
     BUFFERS,
     CHUNK_SIZE,
     CHUNKS,
-    COMING,
-    COMING_SIZE,
     DONE,
+    FETCHED,
     FRESH,
     GIVEN,
     INDEX,
     ITS_HEADS,
     KEYS_AT,
-    MEETINGS,
     MERGED,
     NOTED,
     OWN_COUNT,
@@ -83,15 +80,18 @@ from .flash_items import (
     POSITIONS,
     QUERIES,
     QUERY,
+    READ,
     TURN,
     UNIT,
+    UNITS_BEHIND,
     VALUES_AT,
     WEIGHTS,
+    coming_at,
     note_items,
     team,
 )
 from .packing import block_row_at, row_at
-from .staging import ITEM, LISTED, MOST_NOTED, MOST_PARTS, WORK
+from .staging import ITEM, LISTED, MEETINGS, MOST_NOTED, MOST_PARTS, WORK
 
 
 @device
@@ -110,56 +110,59 @@ def attend_in_chunks(block, rows, layer, model, cache, act, in_fragments):
             barrier()
             note_items(block, n, first, noted, end, model, cache, act)
             barrier()
-        attend_noted(block, rows, layer, model, cache, act, in_fragments)
+        if warp_id() < team():
+            attend_noted(block, rows, layer, model, cache, act, in_fragments)
         noted = i32(work[OWN_NOTED] + MOST_NOTED)  # anew: attention needs the registers
 
 
 @device
 def attend_noted(block, rows, layer, model, cache, act, in_fragments):
-    """The noted items. `side` says which queries are those of an item."""
-    work, j, side = arena_view(block.shared, WORK, LISTED, model.eos), i32(0), i32(0)
-    bars = mbarriers(block.shared, MEETINGS, 4)
-    if thread_id() == 0:
-        for n in range(4):
-            mbarrier_init(bars, n, i64(team()))
-    if warp_id() < team():
-        heads_begin(block.shared, i64(coming_at()))
+    """One warp of the team: the noted items. `n` counts items of all layers, and `unit` what has own queries."""
+    work, j, bars = arena_view(block.shared, WORK, LISTED, model.eos), i32(0), mbarriers(block.shared, MEETINGS, 8)
+    n, unit = work[BEHIND], work[UNITS_BEHIND]
     ask(block, noted_at(j), i32(warp_id()), layer, model, cache)
-    fetch_queries(block, noted_at(j), side, model, cache, act)
+    fetch_queries(block, noted_at(j), unit, model, cache, act)
     while j < work[OWN_COUNT]:
         at, part = noted_at(j), i32(warp_id())
         parts, ahead, more = work[at + PARTS], work[AHEAD] != 0, i32(j + 1) < work[OWN_COUNT]
         if work[at + FRESH] != 0:
-            barrier()  # the queries are there, and nobody is at an item of other ones any more
-        if part < team():
-            mbarrier_wait(bars, MERGED + i64(buffer_of(work, j)), i32(turn_of(work, j) ^ 1))
+            mbarrier_wait(bars, FETCHED + i64(unit & 1), i32(i32(unit >> 1) & 1))
+        mbarrier_wait(bars, MERGED + i64(buffer_of(work, n)), i32(turn_of(work, n) ^ 1))
         if ahead and part >= parts and more:
             ask(block, i32(at + ITEM), part, layer, model, cache)
         if not ahead and j > 0:
             ask(block, at, part, layer, model, cache)
         while part < parts:
-            attend_part(block, j, part, side, more, layer, model, cache)
+            attend_part(block, j, n, part, unit, more, layer, model, cache)
             part = i32(part + team())
             if not ahead:
                 ask(block, at, part, layer, model, cache)
-        if more and work[at + ITEM + FRESH] != 0:
-            side = i32(side ^ 1)
-            fetch_queries(block, i32(at + ITEM), side, model, cache, act)
-        if warp_id() < team():
-            merge_item(block, j, rows, model, act, in_fragments)
-        j = i32(j + 1)
+        fresh = more and work[at + ITEM + FRESH] != 0
+        warp_barrier()
+        if lane_id() == 0:
+            mbarrier_arrive(bars, GIVEN + i64(buffer_of(work, n)))
+            if fresh or not more:
+                mbarrier_arrive(bars, READ + i64(unit & 1))
+        if fresh:
+            unit = i32(unit + 1)
+            fetch_queries(block, i32(at + ITEM), unit, model, cache, act)
+        merge_item(block, j, n, rows, model, act, in_fragments)
+        j, n = i32(j + 1), i32(n + 1)
+    if thread_id() == 0:  # all have read them who will say that queries are there
+        work[BEHIND] = n
+        work[UNITS_BEHIND] = i32(unit + 1)
 
 
 @device
-def buffer_of(work, j):
-    """Which buffer has what the parts of the j-th noted item give."""
-    return i32(j & i32(work[BUFFERS] - 1))
+def buffer_of(work, n):
+    """Which buffer has what the parts of the n-th item give."""
+    return i32(n & i32(work[BUFFERS] - 1))
 
 
 @device
-def turn_of(work, j):
+def turn_of(work, n):
     """The parity of how often that has been used before."""
-    return i32(i32(j >> i32(work[BUFFERS] - 1)) & 1)
+    return i32(i32(n >> i32(work[BUFFERS] - 1)) & 1)
 
 
 @device
@@ -169,18 +172,23 @@ def noted_at(j):
 
 
 @device
-def fetch_queries(block, at, side, model, cache, act):
-    """The queries of an item, noted at `at`, for behind a barrier. All lanes."""
+def fetch_queries(block, at, unit, model, cache, act):
+    """One warp: its share of the queries of a unit, whose item is noted at `at`."""
     work, d = arena_view(block.shared, WORK, LISTED, model.eos), opaque(i64(model.head_dim))
-    query = i64(work[at + QUERY]) * d
-    heads = i64(work[at + ITS_HEADS])
-    heads_queries(block.shared, i64(queries_at(side, d)), act.q, query, heads, d, cache.keys)
+    bars, query, heads = mbarriers(block.shared, MEETINGS, 8), i64(work[at + QUERY]) * d, i64(work[at + ITS_HEADS])
+    mbarrier_wait(bars, READ + i64(unit & 1), i32(i32(unit >> 1) & 1 ^ 1))
+    heads_queries(
+        block.shared, i64(queries_at(unit, d)), act.q, query, heads, d, cache.keys, i64(warp_id()), i64(team())
+    )
+    warp_barrier()
+    if lane_id() == 0:
+        mbarrier_arrive(bars, FETCHED + i64(unit & 1))
 
 
 @device
-def queries_at(side, d):
+def queries_at(unit, d):
     """Where a unit's queries lie in the arena."""
-    return i32(QUERIES + side * (HEADS * i32(d)))
+    return i32(QUERIES + i32(unit & 1) * (HEADS * i32(d)))
 
 
 @device
@@ -191,15 +199,9 @@ def places_of(work, part):
 
 
 @device
-def coming_at():
-    """Where this warp tells what has come of what it has asked for."""
-    return i32(COMING + COMING_SIZE * i32(warp_id()))
-
-
-@device
-def part_at(work, j, part):
-    """Where what a part of the j-th noted item gives begins in the arena."""
-    return i32(work[PARTS_AT] + i32(buffer_of(work, j) * MOST_PARTS + part) * work[PART_STEP])
+def part_at(work, n, part):
+    """Where what a part of the n-th item gives begins in the arena."""
+    return i32(work[PARTS_AT] + i32(buffer_of(work, n) * MOST_PARTS + part) * work[PART_STEP])
 
 
 @device
@@ -228,8 +230,8 @@ def of_layer(place, layer, model, cache):
 
 
 @device
-def attend_part(block, j, part, side, more, layer, model, cache):
-    """One warp: a part of the j-th noted item, whose keys and values are on their way.
+def attend_part(block, j, n, part, unit, more, layer, model, cache):
+    """One warp: a part of the j-th noted item, the n-th in all, whose keys and values are on their way.
 
     If they come ahead, so is behind it what the warp takes next: of this item or, if there are `more`, of the
     next.
@@ -248,53 +250,52 @@ def attend_part(block, j, part, side, more, layer, model, cache):
         later = seen  # the values, in the keys' place
     first, then = of_layer(place, layer, model, cache), of_layer(behind, layer, model, cache)
     heads_attend(
-        block.shared, i64(coming_at()), i64(part_at(work, j, part)), i64(of_keys), i64(of_values),
-        i64(queries_at(side, d)), i64(work[at + ITS_HEADS]), d,
+        block.shared, i64(coming_at()), i64(part_at(work, n, part)), i64(of_keys), i64(of_values),
+        i64(queries_at(unit, d)), i64(work[at + ITS_HEADS]), d,
         cache.keys, cache.values, first, i64(seen), then, i64(later),
     )  # fmt: skip
 
 
 @device
-def merge_item(block, j, rows, model, act, in_fragments):
-    """One warp: say that its parts of the j-th noted item are there, and merge what all give: a warp a head.
+def merge_item(block, j, n, rows, model, act, in_fragments):
+    """One warp: merge what the parts of the j-th noted item give, a warp a head.
 
     Behind its last chunk of a row's unit a block says how many it had, and the last to do so merges the chunks.
     """
-    work, at, bars = (
-        arena_view(block.shared, WORK, LISTED, model.eos),
-        noted_at(j),
-        mbarriers(block.shared, MEETINGS, 4),
-    )
-    head, buffer = i32(i32(warp_id()) - work[at + TURN]), i64(buffer_of(work, j))
-    if head < 0:
-        head = i32(head + team())
-    warp_barrier()
-    if lane_id() == 0:
-        mbarrier_arrive(bars, GIVEN + buffer)
+    work, at = arena_view(block.shared, WORK, LISTED, model.eos), noted_at(j)
+    bars, buffer = mbarriers(block.shared, MEETINGS, 8), i64(buffer_of(work, n))
+    first = i32(i32(warp_id()) - work[at + TURN])
+    if first < 0:
+        first = i32(first + team())
+    head = first
     if head < work[at + ITS_HEADS]:
-        mbarrier_wait(bars, GIVEN + buffer, turn_of(work, j))
+        mbarrier_wait(bars, GIVEN + buffer, turn_of(work, n))
     while head < work[at + ITS_HEADS]:
-        merge_parts(block, j, head, rows, model, act, in_fragments)
-        if work[at + DONE] > 0 and work[at + CHUNKS] > 1:
+        merge_parts(block, j, n, head, rows, model, act, in_fragments)
+        head = i32(head + team())
+        warp_barrier()  # all have read the weights, and what parts have given
+    if lane_id() == 0:
+        mbarrier_arrive(bars, MERGED + buffer)
+    if work[at + DONE] > 0 and work[at + CHUNKS] > 1:
+        head = first
+        while head < work[at + ITS_HEADS]:
             chunks = i32(work[at + CHUNKS])
             last = is_last(act.arrived, work[at + UNIT] * HEADS + i64(head), work[at + DONE], chunks)
             if last:
                 merge_chunks(block, at, head, rows, model, act, in_fragments)
-        head = i32(head + team())
-        warp_barrier()  # all have read the weights
-    if lane_id() == 0:
-        mbarrier_arrive(bars, MERGED + buffer)
+            head = i32(head + team())
+            warp_barrier()  # all have read the weights
 
 
 @device
-def merge_parts(block, j, head, rows, model, act, in_fragments):
+def merge_parts(block, j, n, head, rows, model, act, in_fragments):
     """One warp: what parts of the j-th noted item give for a head, brought to one maximum, and added up in order.
 
     Of a row's only chunk, that is divided by the total and goes to `attended`; otherwise it is itself what a chunk
     gives.
     """
     work, d, at = arena_view(block.shared, WORK, LISTED, model.eos), i32(opaque(i64(model.head_dim))), noted_at(j)
-    parts, here, step = work[at + PARTS], part_at(work, j, i32(0)), work[PART_STEP]
+    parts, here, step = work[at + PARTS], part_at(work, n, i32(0)), work[PART_STEP]
     highest = highest_of(block.shared, here + 2 * head, step, parts)
     weights = WEIGHTS + MOST_PARTS * i32(warp_id())
     total = weigh(block.shared, weights, block.shared, here + 2 * head, step, parts, highest)

@@ -13,21 +13,26 @@ from ..simt.vocabulary import (
     arena_view,
     block_threads,
     divide,
+    heads_begin,
     i32,
     i64,
+    mbarrier_init,
+    mbarriers,
     opaque,
     thread_id,
+    warp_id,
     warps,
 )
-from .staging import ENTRY, ITEM, LISTED, MOST_NOTED, MOST_PARTS, OWN, SCRATCH, WORK
+from .staging import COMING, COMING_SIZE, ENTRY, ITEM, LISTED, MEETINGS, MOST_NOTED, MOST_PARTS, OWN, SCRATCH, WORK
 from .work_list import CHUNK, FIRST_ITEM, LENGTH, ROW, SLOT, chunks_of, entry_of, octets
 
 (
     OWN_FIRST, OWN_END, OWN_ENTRIES, OWN_NOTED, OWN_COUNT,
-    AHEAD, BUFFERS, KEYS_AT, VALUES_AT, PLACE_STEP, PARTS_AT, PART_STEP, CHUNK_SIZE, NOTED,
-) = range(OWN, OWN + 14)  # fmt: skip
+    BEHIND, UNITS_BEHIND, AHEAD, BUFFERS, KEYS_AT, VALUES_AT, PLACE_STEP, PARTS_AT, PART_STEP, CHUNK_SIZE, NOTED,
+) = range(OWN, OWN + 16)  # fmt: skip
 """Words of the list of work: this block's first item, the one behind its last, how many entries are listed, the
-first item of which it is noted what is known of it, and of how many it is. Whether keys and values come ahead, and
+first item of which it is noted what is known of it, and of how many it is. How many items it has attended in this
+step, and queries it has fetched. Whether keys and values come ahead, and
 how many buffers there are for what parts give; where keys, values, and what parts give lie in the arena, and the
 steps between them (see :func:`note_places`); the floats of what a chunk gives. Then what is noted of items."""
 
@@ -39,13 +44,10 @@ which warp merges the first of its heads. Then where each part begins in a layer
 
 WEIGHTS = SCRATCH
 """Where the parts' weights begin, for each warp."""
-GIVEN, MERGED = 0, 2
-"""The mbarriers that tell of a buffer for what parts give: that all is there, and that it has been merged."""
-MEETINGS = WEIGHTS + MOST_PARTS * MOST_PARTS
-"""Where they lie."""
-COMING, COMING_SIZE = MEETINGS + 8, 8
-"""Where each warp tells what has come of what it has asked for, and the floats for it."""
-QUERIES = COMING + COMING_SIZE * MOST_PARTS
+GIVEN, MERGED, FETCHED, READ = 0, 2, 4, 6
+"""The mbarriers at MEETINGS, two each. Of a buffer for what parts give: all is there; it has been merged. Of a
+place for queries: all are there; nobody needs them any more."""
+QUERIES = WEIGHTS + MOST_PARTS * MOST_PARTS
 """Where the queries of a unit begin, those of another one behind them, and then, at :func:`parts_at`, the parts'
 results."""
 
@@ -124,8 +126,20 @@ def note_own(block, n, limit, beyond, model, cache, act):
         work[OWN_FIRST] = first
         work[OWN_END] = end
         work[OWN_ENTRIES] = i32(n)
+        work[BEHIND] = i32(0)
+        work[UNITS_BEHIND] = i32(0)
+        for meeting in range(8):
+            mbarrier_init(mbarriers(block.shared, MEETINGS, 8), meeting, i64(team()))
         note_places(work, i64(block.shared.shape[0]), limit, beyond, model)
+    if warp_id() < team():
+        heads_begin(block.shared, i64(coming_at()))
     note_items(block, n, first, first, end, model, cache, act)
+
+
+@device
+def coming_at():
+    """Where this warp tells what has come of what it has asked for."""
+    return i32(COMING + COMING_SIZE * i32(warp_id()))
 
 
 @device
@@ -191,7 +205,7 @@ def note_items(block, n, own, noted, end, model, cache, act):
             work[at + INDEX] = i32(of_all * act.most_chunks + chunk)
             work[at + CHUNKS] = i32(chunks)
             work[at + FRESH] = i32(int(chunk == 0) | int(item == noted))
-            work[at + TURN] = i32(divide(j * HEADS, i64(team()))[1])
+            work[at + TURN] = i32(divide(j * heads, i64(team()))[1])
             done = min(chunk, i64(item) - i64(own)) + 1
             if chunk + 1 < chunks and i32(item + 1) < end:
                 done = i64(0)

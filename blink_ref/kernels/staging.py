@@ -42,7 +42,7 @@ MOST_NOTED = 32
 ITEM = 10 + MOST_PARTS
 """Words of what is noted of an item."""
 
-LISTED = OWN + 13 + MOST_NOTED * ITEM
+LISTED = OWN + 15 + MOST_NOTED * ITEM
 """Words of the list, and of that."""
 
 WORK = PLACES + 2 * MOST_ROWS
@@ -54,7 +54,13 @@ DEALT = WORK + LISTED
 PRODUCTS, DEAL = 5, 11
 """Products of which that is noted, and words of it for each."""
 
-SCRATCH = (DEALT + PRODUCTS * DEAL + 31) & -32
+MEETINGS = (DEALT + PRODUCTS * DEAL + 1) & -2
+"""Where eight mbarriers lie by which warps that attend meet (see flash_items.py)."""
+
+COMING, COMING_SIZE = MEETINGS + 16, 8
+"""Where each of these warps tells what has come of what it has asked for, and the floats for it."""
+
+SCRATCH = (COMING + COMING_SIZE * MOST_PARTS + 31) & -32
 """Where that begins which a phase may use as it likes: a multiple of 32."""
 
 

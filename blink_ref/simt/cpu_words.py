@@ -212,10 +212,12 @@ def _(weights, w, a, i, step, n):
 
 
 @overload(words.heads_queries, target="cpu", strict=False)
-def _(arena, k, x, j, heads, d, keys):
-    def heads_queries(arena, k, x, j, heads, d, keys):
-        for i in range(heads * d):
-            arena[k + i] = x[j + i]
+def _(arena, k, x, j, heads, d, keys, part, parts):
+    def heads_queries(arena, k, x, j, heads, d, keys, part, parts):
+        for column in range(32 * part, d, 32 * parts):
+            for h in range(heads):
+                for i in range(32):
+                    arena[k + h * d + column + i] = x[j + h * d + column + i]
 
     return heads_queries
 

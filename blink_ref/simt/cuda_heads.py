@@ -2,10 +2,10 @@
 
 A part's keys lie side by side in a page, and so do its values: each is one bulk copy to a place of the warp in
 shared memory, of which an mbarrier tells. (Asynchronous copies of 16 bytes by each lane take 1.5 times as long as
-the memory does, even if nothing else is done.) Up to eight queries are rows of a product, keys its columns: a query
-is two bfloat16, so that little of it is lost, and the second one is a row as well, so that all 16 are of use. The
-weights that come of it lie in the lanes just as the second product takes them (FlashAttention-2: Dao, 2023), where
-values, two positions to a word, are the rows; weights are two bfloat16 too.
+the memory does, even if nothing else is done.) Up to eight queries are rows of a product, keys its columns: a
+query is two bfloat16, so that little of it is lost, and the second one is a row as well, so that all 16 are of
+use. The weights that come of it lie in the lanes just as the second product takes them (FlashAttention-2: Dao,
+2023), where values, two positions to a word, are the rows; weights are two bfloat16 too.
 """
 
 import numpy as np
@@ -32,7 +32,6 @@ from .vocabulary import (
     PART,
     arena_view,
     async_fence,
-    block_copy,
     copy_async,
     exp,
     f32,
@@ -45,8 +44,6 @@ from .vocabulary import (
     mbarriers,
     u32,
     warp_barrier,
-    warp_id,
-    warps,
     widen,
 )
 
@@ -94,12 +91,12 @@ def _copy(arena, b, which, to, stored, at, d, n):
 
 
 @cuda.jit(device=True)
-def _put_queries(arena, k, x, j, heads, d):
-    """:func:`.vocabulary.heads_queries`: a warp takes 32 columns, of which a lane has eight of one query.
+def _put_queries(arena, k, x, j, heads, d, part, parts):
+    """:func:`.vocabulary.heads_queries`: of 32 columns, a lane has eight of one query.
 
     They become eight words, the fragments of two products as the lane has them: four, and four for the other one.
     """
-    g, part, lane = min(i32(lane_id() >> 2), i32(heads - 1)), i32(warp_id()), u32(lane_id()) * u32(16)
+    g, lane = min(i32(lane_id() >> 2), i32(heads - 1)), u32(lane_id()) * u32(16)
     at = j + i64(i32(g * i32(d) + i32(lane_id() & 3) * 8))
     while i32(part * 32) < d:
         a, b = _four(x, at + 32 * part), _four(x, at + 32 * part + 4)
@@ -108,7 +105,17 @@ def _put_queries(arena, k, x, j, heads, d):
         to = u32(shared_address(arena, k) + u32(part) * u32(1024) + lane)
         store_piece(to, h0, l0, h1, l1)
         store_piece(u32(to + u32(512)), h2, l2, h3, l3)
-        part = i32(part + i32(warps()))
+        part = i32(part + parts)
+
+
+@cuda.jit(device=True)
+def _copy_queries(arena, k, x, j, heads, d, part, parts):
+    """The same, as they are."""
+    while 32 * part < d:
+        for h in range(heads):
+            at = h * d + 32 * part + lane_id()
+            arena[k + at] = x[j + at]
+        part += parts
 
 
 @cuda.jit(device=True)
@@ -180,7 +187,8 @@ def _begin(arena, b):
 def _ask(arena, b, k_keys, k_values, keys, values, at, d, n):
     """:func:`.vocabulary.heads_ask`."""
     if n > 0:
-        async_fence()  # results may have been where they come to
+        if lane_id() == 0:
+            async_fence()  # results may have been where they come to
         _copy(arena, b, 0, k_keys, keys, at, d, n)
         if k_keys != k_values:
             _copy(arena, b, 1, k_values, values, at, d, n)
@@ -249,15 +257,15 @@ def _one_by_one(arena, k, j, heads, d, keys, values, at, n):
 
 
 @define_by(words.heads_queries)
-def _(arena, k, x, j, heads, d, keys):
-    def as_they_are(arena, k, x, j, heads, d, keys):
-        block_copy(arena, k, x, j, heads * d)
+def _(arena, k, x, j, heads, d, keys, part, parts):
+    def as_they_are(arena, k, x, j, heads, d, keys, part, parts):
+        _copy_queries(arena, k, x, j, heads, d, i64(part), i64(parts))
 
-    def heads_queries(arena, k, x, j, heads, d, keys):
+    def heads_queries(arena, k, x, j, heads, d, keys, part, parts):
         if has_tensor_cores():
-            _put_queries(arena, k, x, j, heads, d)
+            _put_queries(arena, k, x, j, heads, d, i32(part), i32(parts))
         else:
-            block_copy(arena, k, x, j, heads * d)
+            _copy_queries(arena, k, x, j, heads, d, i64(part), i64(parts))
 
     return heads_queries if keys.dtype == types.uint16 else as_they_are
 

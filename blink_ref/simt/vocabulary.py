@@ -600,14 +600,16 @@ PART = 16
 """Most positions."""
 
 
-def heads_queries(arena, k, x, j, heads, d, keys):
-    """Queries to ``arena[k:]``, as :func:`heads_attend` takes them: HEADS * d floats, of HEADS at most.
+def heads_queries(arena, k, x, j, heads, d, keys, part, parts):
+    """Queries to ``arena[k:]``, as :func:`heads_attend` takes them: HEADS * d floats, of HEADS at most. One warp.
 
-    `heads` of them, of d float32 each, lie one behind the other at ``x[j]``; `keys` is the cache's. All lanes of
-    the block call it, and a barrier is to follow. k is a multiple of 4.
+    `heads` of them, of d float32 each, lie one behind the other at ``x[j]``; `keys` is the cache's. As many warps
+    as there are `parts` each do one of them, from 0 on. k is a multiple of 4.
     """
-    for i in range(me().thread, heads * d, me().block.threads):
-        arena[k + i] = x[j + i]
+    for column in range(32 * part, d, 32 * parts):
+        for i in range(me().lane, 32, me().warp.width):
+            for h in range(heads):
+                arena[k + h * d + column + i] = x[j + h * d + column + i]
 
 
 def heads_begin(arena, b):
