@@ -15,7 +15,7 @@ import numpy as np
 from ..engine import memory
 from ..engine.persistent import serve
 from ..engine.settings import Settings
-from ..kernels import attention, flash, flash_decoding, flash_items, staging, stream, tiles, work_list
+from ..kernels import attention, deal, flash, flash_decoding, flash_items, staging, stream, tiles, work_list
 from ..model.config import ModelConfig
 from ..model.weights import Weights
 from ..ring.layout import BEAT_EVENTS, BEAT_STATE, END, STOPPED, TOKEN, URGENT, unpack_record
@@ -248,7 +248,11 @@ def run(seed: int) -> list[Count]:
             seed=seed,
             shared=settings.shared,
             outside=[Nic()],
-            unwritten=[cache.keys, cache.values, *act._replace(counts=act.x, arrived=act.x, most_chunks=act.x)],
+            unwritten=[
+                cache.keys,
+                cache.values,
+                *act._replace(counts=act.x, arrived=act.x, met=act.x, most_chunks=act.x),
+            ],
         )
 
 
@@ -256,7 +260,7 @@ def run(seed: int) -> list[Count]:
 def narrow_pieces() -> Iterator[None]:
     """Tiles of this model, too, are cut in pieces, its strips, its texts; and two strips' sums wait at most."""
     changes = [
-        (tiles, "LEAST_STEPS", 1),
+        (deal, "LEAST_STEPS", 1),
         (arrivals, "FEW", 1),  # more that ring at once have their prompts copied at admission
         (stream, "PIECE", 1),
         (stream, "MOST_SLOTS", 2),

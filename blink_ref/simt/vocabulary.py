@@ -606,10 +606,10 @@ def heads_queries(arena, k, x, j, heads, d, keys, part, parts):
     `heads` of them, of d float32 each, lie one behind the other at ``x[j]``; `keys` is the cache's. As many warps
     as there are `parts` each do one of them, from 0 on. k is a multiple of 4.
     """
-    for column in range(32 * part, d, 32 * parts):
-        for i in range(me().lane, 32, me().warp.width):
+    for first in range(32 * part, d, 32 * parts):
+        for i in range(first + me().lane, min(first + 32, d), me().warp.width):
             for h in range(heads):
-                arena[k + h * d + column + i] = x[j + h * d + column + i]
+                arena[k + h * d + i] = x[j + h * d + i]
 
 
 def heads_begin(arena, b):
