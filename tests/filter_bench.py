@@ -106,7 +106,7 @@ class Samples:
         )  # fmt: skip
         self.act = Activations(
             x=none, aside=none, normed=none, squares=none, q=none, attended=none, gated=none, pieces=none,
-            partial=none, arrived=np.zeros(1, np.int32), most_chunks=0,
+            partial=none, arrived=np.zeros(1, np.int32), met=np.zeros(2, np.int32), most_chunks=0,
             logits=np.append(self.x.reshape(-1), np.full(vocab, np.nan, np.float32)),
             adjusted=np.full(rows * vocab, np.nan, np.float32),
             counts=np.zeros(rows * vocab, np.int32),

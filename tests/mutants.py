@@ -51,8 +51,8 @@ REDUNDANT = {
         "of its parts of the next item"
     ),
     "kernels.flash_decoding.fetch_queries: mbarrier_wait 1": (
-        "it keeps the queries of a third unit, counted from one at which a warp still is, from taking the place of "
-        "those; in Python a block has no three units between two barriers. On CUDA it has up to 32"
+        "it keeps the queries of the unit after the next from taking the place of those at which a warp still is; "
+        "in Python a block has no three units between two barriers. On CUDA it has up to 32"
     ),
     "kernels.stream.begin: async_fence 1": (
         "it orders copies with what tiles have written where the stages are, and keys and values, on CUDA: in "
