@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(900)  # four kernels at once, on two cores that
 
 
 SPILLS = (9, 0), "bfloat16", "float32"
-"""Four registers of it are spilled since tiles follow each other: a fault that is known, and has yet to be mended."""
+"""Four registers of it are spilled since tiles follow each other: a known fault, which has yet to be mended."""
 
 
 @pytest.fixture(scope="module")
