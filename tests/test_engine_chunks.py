@@ -87,17 +87,18 @@ def test_requests_that_decode_in_tiles_get_what_the_reference_gives(target):
         for n, length in enumerate([270, 5, 33, 16, 250, 17, 64, 300, 9, 70, 12, 100])
     ]
     settings = in_tiles(model[0], target, rows=48, running=16, context=400, kv_dtype=BF16)
-    settings = replace(settings, shared=max(settings.shared, flash_items.arena(64)), pages=400)
+    settings = replace(settings, shared=max(settings.shared, flash_items.arena(64, 8)), pages=400)
     made = Bench(model, settings)
     assert made.act.most_chunks > 1
     assert_greedy(model, requests, answers_together(made, requests), close=0.05)
 
 
 def test_what_chunks_do_not_serve_is_attended_to_otherwise():
-    settings = replace(chosen(FITS, "cpu", kv_dtype=BF16), shared=flash_items.arena(32))
+    heads = flash_items.heads_of_unit(FITS)
+    settings = replace(chosen(FITS, "cpu", kv_dtype=BF16), shared=flash_items.arena(32, heads))
     assert chunks_fit(FITS, settings)
     assert not chunks_fit(FITS, replace(settings, kv_dtype="float32"))
     assert not chunks_fit(FITS, replace(settings, page_size=24))
-    assert not chunks_fit(FITS, replace(settings, shared=flash_items.arena(32) - 1))
+    assert not chunks_fit(FITS, replace(settings, shared=flash_items.arena(32, heads) - 1))
     assert not chunks_fit(replace(FITS, head_dim=48), settings)
     assert not chunks_fit(FITS, replace(streaming(settings, FITS, room=0), stream_rows=4, shared=settings.shared))

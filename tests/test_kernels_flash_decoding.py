@@ -1,7 +1,5 @@
 """Attention of single rows, cut in chunks, held to the same specification as attention row by row."""
 
-import itertools
-
 import numpy as np
 import pytest
 from kernel_bench import floats, fragment_values, kept_exactly, model_of, nans, plan_of, poison_arena, warps_of
@@ -9,27 +7,28 @@ from test_kernels_attention import LAYER, SPARE, empty_cache, put
 
 from blink_ref.engine import memory
 from blink_ref.kernels import attention, flash_decoding, flash_items
-from blink_ref.kernels.staging import ITEM, LISTED, MOST_NOTED, MOST_PARTS, WORK
+from blink_ref.kernels.staging import ITEM, LISTED, MOST_NOTED, MOST_PARTS, TEAMS, WORK
 from blink_ref.kernels.work_list import CHUNK, ENTRY, FIRST_ITEM, FIRST_TILE, LENGTH, ROW, SLOT, list_work
 from blink_ref.simt import aligned, device, launch, vocabulary
 from blink_ref.simt.on_python import me
 from blink_ref.simt.vocabulary import (
     HEADS,
+    HEADS_GAP,
+    PART,
     arena_view,
     barrier,
-    heads_ask,
-    heads_attend,
-    heads_begin,
-    heads_column,
-    heads_queries,
+    block_threads,
+    heads_mix,
+    heads_weigh,
     i64,
-    lane_id,
     mix_of_fours,
+    thread_id,
     warp_barrier,
     warp_id,
-    warps,
 )
 
+MOST_SHARED = 58000
+"""Floats of arena that a block has on the GPUs for which this is made."""
 CLOSE = {"python": 2e-6, "cpu": 2e-6, "cuda": 3e-4}
 """Relative, of a row; on a GPU the result is rounded to float16, by 2**-11 at most."""
 BF16 = "bfloat16"
@@ -45,22 +44,32 @@ def attend_alone(block, plan, rows, limit, beyond, layer, model, cache, act):
     flash_decoding.attend_in_chunks(block, rows, layer, model, cache, act, True)
 
 
-TOGETHER, APART, AHEAD = ROOMS = "together", "apart", "ahead"
-"""Whether the arena has room for a part's keys and values at a time, and for those of the next one."""
+ONE, SOME, ALL, APART = ROOMS = "one", "some", "all", "apart"
+"""Whether the arena has room for one warp and one buffer, for three warps, or for all of them and four buffers; or
+for all too, but for keys and values at its end only."""
 
 
-def attend(target, lanes, config, model, cache, slots, lengths, q, blocks=3, room=AHEAD):
+def attend(target, lanes, config, model, cache, slots, lengths, q, blocks=3, room=ALL):
     """attended [rows, H, d] of a row at the end of each of these lengths, in an arena as large as it has to be."""
-    rows, d = len(slots), config.head_dim
+    rows, d, heads = len(slots), config.head_dim, flash_items.heads_of_unit(config)
     chunks = -(-max(lengths) // CHUNK)
     act = memory.activations(config, rows, 1, most_chunks=chunks)
     act.q[: q.size] = q.reshape(-1)
     attended = nans(q.size + SPARE)
     act = act._replace(attended=attended)
     plan = plan_of(rows, slot=slots, position=[n - 1 for n in lengths])
-    limit = flash_items.arena(d) + (room == APART and d < 256) * CHUNK // 16 * flash_items.part_size(d)
-    shared = limit + (room == AHEAD) * 2 * warps_of(target, lanes) * flash_items.span_of.python(d)
-    beyond = limit if room == AHEAD else shared + 1
+    warps = min(warps_of(target, lanes), TEAMS * MOST_PARTS)
+    size = d * flash_items.PART
+    limit = {
+        ONE: flash_items.arena(d, heads),
+        SOME: flash_items.arena(d, heads, min(warps, 3)),
+        ALL: flash_items.arena(d, heads, warps, 4),
+        APART: flash_items.arena(d, heads, warps, 1) - warps * size,
+    }[room]
+    beyond = limit = min(limit, MOST_SHARED)
+    shared = limit + (room == APART) * warps * size
+    if shared > MOST_SHARED:
+        pytest.skip("the arena of a block has no room for this")
     args = plan, rows, limit, beyond, LAYER, model, cache, act
     launch(attend_alone, blocks, lanes, *args, target=target, shared=shared)
     assert np.isnan(attended[q.size :]).all()
@@ -100,7 +109,7 @@ def test_a_row_gets_the_same_alone_in_any_batch_and_on_any_number_of_blocks(targ
         put(model, cache, slot, *kept_exactly(floats(2, n, 2, 32, seed=n), BF16))
     q, slots = floats(len(lengths), 4, 32, seed=9), list(range(len(lengths)))
     together = attend(target, lanes, config, model, cache, slots, lengths, q)
-    for blocks, room in ((1, APART), (7, TOGETHER), (2, AHEAD), (1, AHEAD)):
+    for blocks, room in ((1, APART), (7, ONE), (2, SOME), (1, ALL), (1, SOME)):
         again = attend(target, lanes, config, model, cache, slots, lengths, q, blocks, room)
         np.testing.assert_array_equal(again, together)
     for slot in slots:
@@ -109,12 +118,14 @@ def test_a_row_gets_the_same_alone_in_any_batch_and_on_any_number_of_blocks(targ
 
 
 def test_what_is_noted_fits_where_it_goes():
-    assert flash_items.PLACE + MOST_PARTS == ITEM
-    assert flash_items.NOTED + MOST_NOTED * ITEM == LISTED
+    assert flash_items.PLACE + CHUNK // flash_items.HALF == ITEM
+    assert MOST_PARTS == CHUNK // flash_items.PART
+    assert flash_items.BY_TEAM + TEAMS * flash_items.OF_TEAM == LISTED
+    assert flash_items.OF_TEAM == flash_items.ITEMS + MOST_NOTED * ITEM
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_a_block_may_have_more_items_than_it_has_noted_at_a_time(target, lanes, room, monkeypatch):
+def test_a_team_may_have_more_items_than_it_has_noted_at_a_time(target, lanes, room, monkeypatch):
     lengths, noted = [600, 1, 300] * 5, MOST_NOTED
     if target == "python":
         lengths, noted = [260, 5], 2
@@ -131,52 +142,39 @@ def test_a_block_may_have_more_items_than_it_has_noted_at_a_time(target, lanes, 
     np.testing.assert_array_equal(alone, shared)
 
 
-NONE = (0, 0, 0, 0), 0
-"""What a warp that has not asked for anything has asked for."""
-
-
+@pytest.mark.parametrize("room", ROOMS)
 @pytest.mark.parametrize("blocks", [1, 2, 5])
-def test_a_warp_attends_to_what_it_has_asked_for_and_asks_ahead_whenever_it_can(monkeypatch, blocks):
-    """On a GPU `heads_attend` takes what lies in its places; in Python it reads what it is told to.
+def test_each_part_is_taken_once_and_its_keys_and_values_are_its_own(monkeypatch, blocks, room):
+    """Keys tell which positions they are of, and so do values: in Python each is copied at some time before."""
+    lengths, seen = [300, 5, 530, 1], []
 
-    So here a number stands in the places for what is on its way, which nobody else may have written over.
-    """
-    lengths, lanes, asked, seen, marks = [300, 5, 530, 1], 8, {}, [], itertools.count(1000)
-    size = int(flash_items.span_of.python(32))
+    def note(which, arena, k, stored, n):
+        positions = (stored[: n * 32 : 32].astype(np.uint32) << 16).view(np.float32)
+        if me().lane % me().warp.width == 0:
+            seen.append((which, int(k), tuple(positions.tolist())))
 
-    def note(arena, of_keys, of_values, at, n):
-        assert of_keys != of_values
-        mark = np.float32(next(marks))
-        for place in (of_keys, of_values):
-            arena[place : place + size] = mark
-        asked[me().warp] = (of_keys, of_values, int(at), int(n)), mark
+    def heads_weigh(arena, k, keys, j, heads, d, n):
+        note("keys", arena, k, keys, n)
+        return vocabulary.heads_weigh(arena, k, keys, j, heads, d, n)
 
-    def heads_ask(arena, b, of_keys, of_values, keys, values, at, d, n):
-        if lane_id() == 0:
-            assert asked.get(me().warp, NONE)[0][3] <= 0
-            note(arena, of_keys, of_values, at, n)
+    def heads_mix(arena, k, values, weights, heads, d, n):
+        note("values", arena, k, values, n)
+        vocabulary.heads_mix(arena, k, values, weights, heads, d, n)
 
-    def heads_attend(arena, b, k, of_keys, of_values, j, heads, d, keys, values, at, n, then, later):
-        if lane_id() == 0:
-            what, mark = asked[me().warp]
-            assert what == (of_keys, of_values, at, n)
-            assert all((arena[place : place + size] == mark).all() for place in (of_keys, of_values))
-            seen.append((int(at), int(n)))
-            note(arena, of_keys, of_values, then, later)
-        vocabulary.heads_attend(
-            arena, b, k, of_keys, of_values, j, heads, d, keys, values, at, n, then, later
-        )  # fmt: skip
-
-    monkeypatch.setattr(flash_decoding, "heads_ask", heads_ask)
-    monkeypatch.setattr(flash_decoding, "heads_attend", heads_attend)
+    monkeypatch.setattr(flash_decoding, "heads_weigh", heads_weigh)
+    monkeypatch.setattr(flash_decoding, "heads_mix", heads_mix)
     model, _, config = model_of(heads=4, kv_heads=2, head_dim=32)
     cache = empty_cache(model, len(lengths), max(lengths), 16, BF16)
     for slot, n in enumerate(lengths):
-        put(model, cache, slot, *kept_exactly(floats(2, n, 2, 32, seed=n), BF16))
+        numbers = np.zeros((2, n, 2, 32), np.float32)
+        numbers[..., 0] = (np.arange(n) % 256)[:, None] + 256 * (slot % 2)
+        put(model, cache, slot, *kept_exactly(numbers, BF16))
     q = floats(len(lengths), 4, 32, seed=9)
-    attend("python", lanes, config, model, cache, list(range(len(lengths))), lengths, q, blocks, AHEAD)
-    assert len(set(seen)) == len(seen) == 2 * sum(-(-n // 16) for n in lengths)
-    assert all(n <= 0 for (_, _, _, n), _ in asked.values())
+    attend("python", 8, config, model, cache, list(range(len(lengths))), lengths, q, blocks, room)
+    parts = [range(first, min(n, first + 32)) for n in lengths for first in range(0, n, 32) for _ in range(2)]
+    for which in ("keys", "values"):
+        assert sum(w == which for w, *_ in seen) == len(parts)
+    assert sum(len(positions) for *_, positions in seen) == 2 * sum(map(len, parts))
 
 
 def test_scores_that_grow_and_grow(target, lanes):
@@ -242,62 +240,55 @@ def test_the_list_has_items_of_single_rows_and_tiles_of_others(target, lanes):
 
 
 @device
-def words_alone(block, b, k, of_keys, of_values, ahead, j, x, heads, d, keys, values, at, n, out, weights, mixed):
+def words_alone(block, k, x, heads, d, keys, values, n, out, weights, mixed):
     poison_arena(block)
-    heads_queries(block.shared, j, x, i64(0), heads, d, keys, i64(warp_id()), i64(warps()))
+    size, e = PART * d, i64(thread_id())
+    of_keys = arena_view(block.shared, i64(0), size, keys)
+    of_values = arena_view(block.shared, size >> 1, size, values)
+    while e < n * d:
+        of_keys[e] = keys[e]
+        of_values[e] = values[e]
+        e += block_threads()
+    e = i64(thread_id())
+    while e < heads * d:
+        block.shared[size + e] = x[e]
+        e += block_threads()
     barrier()
     if warp_id() == 0:
-        heads_begin(block.shared, b)
-        then, later = at, n
-        if ahead:  # behind the cache's first position
-            heads_ask(block.shared, b, of_keys, of_values, keys, values, i64(0), d, i64(1))
-            heads_attend(
-                block.shared, b, k, of_keys, of_values, j, heads, d, keys, values, i64(0), i64(1), at, n
-            )  # fmt: skip
-            warp_barrier()
-        else:
-            heads_ask(block.shared, b, of_keys, of_values, keys, values, at, d, n)
-        if of_keys != of_values:
-            then, later = i64(0), i64(0)
-        heads_attend(
-            block.shared, b, k, of_keys, of_values, j, heads, d, keys, values, at, n, then, later
-        )  # fmt: skip
+        taken = heads_weigh(block.shared, k, of_keys, size, heads, d, n)
+        warp_barrier()
+        heads_mix(block.shared, k, of_values, taken, heads, d, n)
     barrier()
     if block.id == 0:
         for i in range(out.shape[0]):
             out[i] = block.shared[k + i]
-        a, b, c, e = mix_of_fours(weights, i64(0), x, i64(4), i64(8), i64(n))
+        a, b, c, e = mix_of_fours(weights, i64(0), x, i64(4), i64(8), n)
         mixed[0] = a
         mixed[1] = b
         mixed[2] = c
         mixed[3] = e
 
 
-@pytest.mark.parametrize("room", ROOMS)
-@pytest.mark.parametrize(("heads", "d", "n"), [(1, 32, 1), (3, 64, 7), (8, 96, 16), (5, 128, 9), (8, 256, 15)])
-def test_heads_attend_as_the_specification_says(target, lanes, heads, d, n, room):
-    span = d * HEADS
-    k = 2 * span
-    of_part = k + 2 * HEADS
-    places = {TOGETHER: (of_part, of_part), APART: (0, of_part), AHEAD: (0, span)}[room]
+@pytest.mark.parametrize(
+    ("heads", "d", "n"), [(1, 32, 1), (3, 64, 7), (8, 96, 32), (5, 128, 17), (8, 256, 31), (4, 64, 16)]
+)
+def test_a_warp_weighs_and_mixes_as_the_specification_says(target, lanes, heads, d, n):
     x, weights = floats(max(heads * d, 8 * n + 8), seed=1), floats(n, seed=4)
-    stored = [aligned((n + 2) * d, np.uint16) for _ in range(2)]
-    of_keys, of_values = (kept_exactly(floats(n + 2, d, seed=seed), BF16) for seed in (2, 3))
+    stored = [aligned(n * d, np.uint16) for _ in range(2)]
+    of_keys, of_values = (kept_exactly(floats(n, d, seed=seed), BF16) for seed in (2, 3))
     for bits, numbers in zip(stored, (of_keys, of_values), strict=True):
         bits[:] = numbers.reshape(-1).view(np.uint32) >> 16
-    queries = k + span + 2 * HEADS
-    out, mixed = np.full(span + 2 * HEADS, np.nan, np.float32), np.zeros(4, np.float32)
-    coming = queries + HEADS * d
+    size, k = flash_items.part_size(d, heads), PART * d + HEADS * d
+    out, mixed = np.full(size, np.nan, np.float32), np.zeros(4, np.float32)
     launch(
-        words_alone, 1, lanes, coming, k, *places, room == AHEAD, queries, x, heads, d, *stored, d, n,
-        out, weights, mixed, target=target, shared=coming + 8,
+        words_alone, 1, lanes, k, x, heads, d, *stored, n, out, weights, mixed, target=target, shared=k + size
     )  # fmt: skip
     q = x[: heads * d].reshape(heads, d).astype(np.float64)
-    scores = q @ of_keys[1 : n + 1].T.astype(np.float64) / np.sqrt(d)
+    scores = q @ of_keys.T.astype(np.float64) / np.sqrt(d)
     highest = scores.max(1)
     exact = np.exp(scores - highest[:, None])
-    sums = exact @ of_values[1 : n + 1].astype(np.float64)
-    got = np.array([[out[2 * HEADS + heads_column(d, h, i)] for i in range(d)] for h in range(heads)])
+    sums = exact @ of_values.astype(np.float64)
+    got = out[2 * HEADS :].reshape(heads, d + HEADS_GAP)[:, :d]
     assert np.linalg.norm(got - sums) < CLOSE[target] * np.linalg.norm(sums)
     np.testing.assert_allclose(out[: 2 * heads : 2], highest, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(out[1 : 2 * heads : 2], exact.sum(1), rtol=1e-4)

@@ -44,12 +44,9 @@ from blink_ref.simt.vocabulary import (
     fp16,
     fragment_dots,
     fragment_put,
-    heads_ask,
-    heads_attend,
-    heads_begin,
-    heads_column,
+    heads_mix,
     heads_pay,
-    heads_queries,
+    heads_weigh,
     i32,
     i64,
     lane_any,
@@ -168,12 +165,9 @@ def use_every_word(block, floats, halves, stored, words, longs):
     fours, mixed = sum_of_fours(block.shared, q, r, i64(8)), mix_of_fours(floats, i, block.shared, q, r, i64(8))
     floats[i] = fours[0] + fours[3] + mixed[1]
     if heads_pay(stored):
-        heads_begin(block.shared, q)
-        heads_ask(block.shared, q, q, r, stored, stored, i, i64(64), r)
-    heads_queries(block.shared, q, floats, r, i64(8), i64(64), stored, q, i64(2))
-    heads_attend(
-        block.shared, q, heads_column(i64(64), q, r), q, r, r, i64(8), i64(64), stored, stored, q, i64(16), q, r
-    )
+        cached = arena_view(block.shared, i64(4), i64(32 * 64), stored)
+        weights = heads_weigh(block.shared, q, cached, q, i64(8), i64(64), i)
+        heads_mix(block.shared, q, cached, weights, i64(8), i64(64), i)
     warp_copy(block.shared, q, floats, r, i64(64))
     relax(i)
 
@@ -420,13 +414,15 @@ PTX = """
 
 @device
 def attend_alone(block, cache, at, n):
-    heads_attend(block.shared, at, at, at, at + 4096, at, n, n, cache, cache, at, n, at, n)
+    places = arena_view(block.shared, at, n, cache)
+    weights = heads_weigh(block.shared, at, places, at, n, n, n)
+    heads_mix(block.shared, at, places, weights, n, n, n)
 
 
 def test_loops_that_must_stay_rolled_do():
-    """Each of heads_attend's loops has its products once: four of scores, and eight of sums."""
+    """The words' loops have their products once: eight of scores, and sixteen of sums."""
     ptx = compiled(attend_alone, vector(np.uint16), numba.int64, numba.int64)
-    assert ptx.count("mma.sync.aligned") == 4 + 8
+    assert ptx.count("mma.sync.aligned") == 8 + 16
 
 
 def keep_many(n, registers):

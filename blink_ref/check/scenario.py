@@ -221,7 +221,7 @@ def run(seed: int) -> list[Count]:
     kv_dtype = "bfloat16" if in_chunks else "float32"
     settings = replace(SETTINGS, blocks=SETTINGS.blocks + own, scheduler_block=own == 1, kv_dtype=kv_dtype)
     if in_tiles:  # a block that computes alone has more than one tile
-        parts = flash_items.arena(MODEL.head_dim) - flash_items.WEIGHTS  # for more than there are
+        parts = flash_items.arena(MODEL.head_dim, MODEL.heads, WARPS) - flash_items.WEIGHTS
         few = stream.arena(IN_TILES, WARPS, MODEL.head_dim, PAGE_SIZE) + parts
         shared = max(tiles.arena(MODEL.head_dim, halves=False), few)
         settings = replace(settings, blocks=SETTINGS.blocks, shared=shared, stream_rows=IN_TILES)
@@ -234,7 +234,7 @@ def run(seed: int) -> list[Count]:
     act = act._replace(pieces=pieces, met=np.zeros(2 * settings.blocks, np.int32))
     if in_chunks:
         rows, chunks = max(SETTINGS.running, IN_TILES), -(-MODEL.context // CHUNK)
-        partial = memory.poisoned(rows * chunks * flash_items.part_size(MODEL.head_dim))
+        partial = memory.poisoned(rows * chunks * flash_items.part_size(MODEL.head_dim, MODEL.heads))
         act = act._replace(partial=partial, arrived=np.zeros(rows * HEADS, np.int32), most_chunks=chunks)
     args = *most, cache, model._replace(tiles=in_tiles), act, context
     with narrow_pieces(3 if seed > 3 else 1):  # buffers are used again, or others are always noted
@@ -267,8 +267,8 @@ def narrow_pieces(most_noted: int) -> Iterator[None]:
         (stream, "AT_ONCE", 16),  # some activations are copied asynchronously, some by the lanes
         (work_list, "CHUNK", CHUNK),
         (flash_items, "CHUNK", CHUNK),
-        (flash_items, "PART", PART),
-        (flash_decoding, "PART", PART),
+        *((module, "PART", PART) for module in (flash_items, flash_decoding)),
+        *((module, "HALF", PART // 2) for module in (flash_items, flash_decoding)),
         (flash_items, "MOST_NOTED", most_noted),
         (flash_decoding, "MOST_NOTED", most_noted),
         (flash, "COLUMNS", CHUNK),

@@ -84,9 +84,9 @@ def begin_step(block, plan, rows, first_layer, model, cache, act, packed):
             list_work(block, plan, entries, streamed, act.most_chunks > 0, model)
             barrier()
             if act.most_chunks > 0:
-                limit, beyond = i64(block.shared.shape[0]), i64(0)
+                limit = beyond = i64(block.shared.shape[0])
                 if streamed:
-                    limit, beyond = stream.rope_at(block, model), limit
+                    limit = stream.rope_at(block, model)
                     if pauses(block, rows, model):
                         beyond = stream.stages_at(block)
                 note_own(block, entries, limit, beyond, model, cache, act)

@@ -113,6 +113,7 @@ def activations(
     """
     heads = config.heads * config.head_dim
     units = max(samples, MOST_ROWS) * flash_items.units_of(config) if most_chunks else 1
+    of_chunk = flash_items.part_size(config.head_dim, flash_items.heads_of_unit(config))
     return Activations(
         x=poisoned(rows * config.hidden),
         aside=poisoned(rows * config.hidden),
@@ -123,7 +124,7 @@ def activations(
         gated=poisoned(rows * config.ffn),
         pieces=poisoned(tiles_at_once * DOTS_ROWS * DOTS_ROWS),
         met=np.zeros(2 * tiles_at_once, np.int32),
-        partial=poisoned(units * most_chunks * flash_items.part_size(config.head_dim) if most_chunks else 8),
+        partial=poisoned(units * most_chunks * of_chunk if most_chunks else 8),
         arrived=np.zeros(units * HEADS, np.int32),
         most_chunks=most_chunks,
         logits=poisoned(samples * config.vocab),

@@ -2,17 +2,16 @@
 
 :func:`.attention.attend` gives a row's head to one block. Here an item of work is a row, a group of heads that
 read the same keys and values, and a chunk of CHUNK positions: a lone request keeps many blocks busy, and keys and
-values are read once for all heads of their group. A warp takes PART positions of a chunk at a time, by the word
-`heads_attend` (on a GPU: tensor cores). What the parts give is merged in their order, a warp a head, and what the
+values are read once for all heads of their group. A *team* of up to eight warps has items that follow each other
+(:mod:`.flash_items`), and a warp takes PART positions of a chunk at a time, by the words `heads_weigh` and
+`heads_mix` (on a GPU: tensor cores). What the parts give is merged in their order, a warp a head, and what the
 chunks of a row give in theirs, by whoever is the last to merge one. So a row's result depends on no other row, nor
 on the number of blocks or warps. The KV cache holds bfloat16 here.
 
-A block takes items that follow each other; what it has to know of them is noted once for all layers of a step
-(:mod:`.flash_items`), if they are not too many. Where the arena has room for it, a warp has places for keys and
-values apart from those for what its parts give, and its next part, of the next item too, is on its way while an
-item is multiplied; and there are two buffers for what parts give, so that some warps merge an item while the
-others are at the next ones. A warp waits for others only where it takes what they give, or their place: mbarriers
-tell of that.
+A warp has places for keys, values and queries, to which they are copied asynchronously. As soon as it has read its
+keys, those of its next part are on their way, of the next item too, and so with the values. There are up to four
+buffers for what the parts of an item give, so that some warps merge an item while the others are at the next ones.
+A warp waits for others only where it takes what they give, or their place: mbarriers tell of that.
 
 What there is to do is listed when a step begins (:mod:`.work_list`).
 """
@@ -20,20 +19,21 @@ What there is to do is listed when a step begins (:mod:`.work_list`).
 from ..simt import device
 from ..simt.vocabulary import (
     HEADS,
+    HEADS_GAP,
     PART,
     arena_view,
+    async_fence,
     atomic_add,
     barrier,
     block_put,
+    copy_async,
     divide,
     exp,
     f32,
     fragment_put,
-    heads_ask,
-    heads_attend,
-    heads_column,
+    heads_mix,
     heads_pay,
-    heads_queries,
+    heads_weigh,
     i32,
     i64,
     lane_broadcast,
@@ -41,186 +41,214 @@ from ..simt.vocabulary import (
     lane_max,
     lane_sum,
     mbarrier_arrive,
+    mbarrier_expect_bytes,
     mbarrier_wait,
     mbarriers,
     mix_of_fours,
     opaque,
     store_relaxed,
-    thread_id,
     warp_barrier,
     warp_id,
     warp_width,
 )
 from .attention import NOTHING, page_start
 from .flash_items import (
-    AHEAD,
+    AT_ONCE,
     BEHIND,
-    BUFFERS,
+    BY_TEAM,
     CHUNK_SIZE,
     CHUNKS,
+    COUNT,
     DONE,
-    FETCHED,
     FRESH,
     GIVEN,
+    HALF,
+    IN_BLOCK,
     INDEX,
+    ITEMS,
     ITS_HEADS,
-    KEYS_AT,
+    KEYS_CAME,
     MERGED,
+    MOST,
     NOTED,
-    OWN_COUNT,
-    OWN_END,
-    OWN_ENTRIES,
-    OWN_FIRST,
-    OWN_NOTED,
-    PART_STEP,
+    OF_TEAM,
+    PARITY,
     PARTS,
     PARTS_AT,
     PLACE,
-    PLACE_STEP,
+    PLACES_AT,
     POSITIONS,
-    QUERIES,
+    QUERIES_AT,
     QUERY,
-    READ,
+    TEAM,
     TURN,
+    TURNS,
     UNIT,
-    UNITS_BEHIND,
-    VALUES_AT,
+    UNIT_SIZE,
+    VALUES_CAME,
     WEIGHTS,
     coming_at,
+    meetings_at,
+    member,
     note_items,
     team,
 )
 from .packing import block_row_at, row_at
-from .staging import ITEM, LISTED, MEETINGS, MOST_NOTED, MOST_PARTS, WORK
+from .staging import COMING_SIZE, ITEM, LISTED, MOST_NOTED, MOST_PARTS, WORK
 
 
 @device
 def attend_in_chunks(block, rows, layer, model, cache, act, in_fragments):
-    """As :func:`.attention.attend`, for the listed rows that have items. `rows`: of the step. Blocks share items.
+    """As :func:`.attention.attend`, for the listed rows that have items. `rows`: of the step. Teams share items.
 
     All blocks call it, after :func:`.note_own` and a grid barrier behind the queries, keys and values, when nobody
     uses the arena; it ends without one. `in_fragments`: `attended` is written as :func:`fragment_put` does,
     otherwise as :func:`block_put`.
     """
-    work = arena_view(block.shared, WORK, LISTED, model.eos)
-    noted = work[OWN_FIRST]
-    while heads_pay(cache.keys) and noted < work[OWN_END]:  # otherwise all this is left out of the kernel
-        if noted != work[OWN_NOTED]:
-            first, end, n = work[OWN_FIRST], work[OWN_END], i64(work[OWN_ENTRIES])
+    work, before = arena_view(block.shared, WORK, LISTED, model.eos), i32(0)
+    while heads_pay(cache.keys) and before < work[MOST]:  # otherwise all this is left out of the kernel
+        if before != work[NOTED]:
             barrier()
-            note_items(block, n, first, noted, end, model, cache, act)
+            note_items(block, before, model, cache, act)
             barrier()
-        if warp_id() < team():
+        if team() < work[IN_BLOCK] and member() < work[TEAM]:
             attend_noted(block, rows, layer, model, cache, act, in_fragments)
-        noted = i32(work[OWN_NOTED] + MOST_NOTED)  # anew: attention needs the registers
+        before = i32(work[NOTED] + MOST_NOTED)  # anew: attention needs the registers
 
 
 @device
 def attend_noted(block, rows, layer, model, cache, act, in_fragments):
-    """One warp of the team: the noted items. `n` counts items of all layers, and `unit` what has own queries."""
-    work, j, bars = arena_view(block.shared, WORK, LISTED, model.eos), i32(0), mbarriers(block.shared, MEETINGS, 8)
-    n, unit = work[BEHIND], work[UNITS_BEHIND]
-    ask(block, noted_at(j), i32(warp_id()), layer, model, cache)
-    fetch_queries(block, noted_at(j), unit, model, cache, act)
-    while j < work[OWN_COUNT]:
-        at, part = noted_at(j), i32(warp_id())
-        parts, ahead, more = work[at + PARTS], work[AHEAD] != 0, i32(j + 1) < work[OWN_COUNT]
-        if work[at + FRESH] != 0:
-            mbarrier_wait(bars, FETCHED + i64(unit & 1), i32(i32(unit >> 1) & 1))
-        mbarrier_wait(bars, MERGED + i64(buffer_of(work, n)), i32(turn_of(work, n) ^ 1))
-        if ahead and part >= parts and more:
-            ask(block, i32(at + ITEM), part, layer, model, cache)
-        if not ahead and j > 0:
-            ask(block, at, part, layer, model, cache)
-        while part < parts:
-            attend_part(block, j, n, part, unit, more, layer, model, cache)
-            part = i32(part + team())
-            if not ahead:
-                ask(block, at, part, layer, model, cache)
-        fresh = more and work[at + ITEM + FRESH] != 0
-        warp_barrier()
-        if lane_id() == 0:
-            mbarrier_arrive(bars, GIVEN + i64(buffer_of(work, n)))
-            if fresh or not more:
-                mbarrier_arrive(bars, READ + i64(unit & 1))
-        if fresh:
-            unit = i32(unit + 1)
-            fetch_queries(block, i32(at + ITEM), unit, model, cache, act)
-        merge_item(block, j, n, rows, model, act, in_fragments)
+    """One warp of a team: the noted items. `n` counts the team's items of all layers.
+
+    With more than one buffer, warps merge an item when they have been at the next one, so that all has been given.
+    """
+    work = arena_view(block.shared, WORK, LISTED, model.eos)
+    kept = arena_view(block.shared, coming_at(), COMING_SIZE, model.eos)
+    meetings, j, n, parity = mbarriers(block.shared, meetings_at(), 8), i32(0), kept[BEHIND], kept[PARITY]
+    warp_barrier()  # all have read them
+    next_j, next_part = part_from(work, j, i32(member()))
+    if lane_id() == asker():
+        async_fence()  # others have written queries, keys and values; and anything may have been in the places
+    ask_keys(block, next_j, next_part, layer, model, cache, act.q)
+    ask_values(block, next_j, next_part, layer, model, cache)
+    count, late = work[own_at() + COUNT], i32(min(work[TURNS], i32(1)))
+    while j < i32(count + late):
+        if j < count:
+            at, part, buffer = item_at(j), i32(member()), i64(buffer_of(work, n))
+            mbarrier_wait(meetings, MERGED + buffer, i32(turn_of(work, n) ^ 1))
+            while part < work[at + PARTS]:
+                next_j, next_part = part_from(work, j, i32(part + work[TEAM]))
+                attend_part(block, at, n, part, parity, next_j, next_part, layer, model, cache, act.q)
+                part, parity = i32(part + work[TEAM]), i32(parity ^ 1)
+            if lane_id() == 0:
+                mbarrier_arrive(meetings, GIVEN + buffer)
+        if j >= late:
+            merge_item(block, item_at(i32(j - late)), i32(n - late), rows, model, act, in_fragments)
         j, n = i32(j + 1), i32(n + 1)
-    if thread_id() == 0:  # all have read them who will say that queries are there
-        work[BEHIND] = n
-        work[UNITS_BEHIND] = i32(unit + 1)
+    if lane_id() == 0:
+        kept[BEHIND] = i32(n - late)
+        kept[PARITY] = parity
+
+
+@device
+def own_at():
+    """Where the words of this warp's team begin in the list of work."""
+    return i32(BY_TEAM + team() * OF_TEAM)
+
+
+@device
+def item_at(j):
+    """Where it is noted there what is known of the team's j-th item."""
+    return i32(own_at() + ITEMS + ITEM * j)
 
 
 @device
 def buffer_of(work, n):
     """Which buffer has what the parts of the n-th item give."""
-    return i32(n & i32(work[BUFFERS] - 1))
+    return i32(n & i32(i32(1 << work[TURNS]) - 1))
 
 
 @device
 def turn_of(work, n):
     """The parity of how often that has been used before."""
-    return i32(i32(n >> i32(work[BUFFERS] - 1)) & 1)
+    return i32(i32(n >> work[TURNS]) & 1)
 
 
 @device
-def noted_at(j):
-    """Where it is noted what is known of the j-th noted item."""
-    return i32(NOTED + ITEM * j)
+def part_from(work, j, part):
+    """Which part this warp takes next: this one of the j-th item or, if there is none, a later item's."""
+    count, at, first = work[own_at() + COUNT], item_at(j), i32(member())
+    while j < count and part >= work[at + PARTS]:
+        j, at, part = i32(j + 1), i32(at + ITEM), first
+    return j, part
 
 
 @device
-def fetch_queries(block, at, unit, model, cache, act):
-    """One warp: its share of the queries of a unit, whose item is noted at `at`."""
+def attend_part(block, at, n, part, parity, next_j, next_part, layer, model, cache, q):
+    """One warp: a part of the n-th item, which is noted at `at`; and its next part is on its way."""
     work, d = arena_view(block.shared, WORK, LISTED, model.eos), opaque(i64(model.head_dim))
-    bars, query, heads = mbarriers(block.shared, MEETINGS, 8), i64(work[at + QUERY]) * d, i64(work[at + ITS_HEADS])
-    mbarrier_wait(bars, READ + i64(unit & 1), i32(i32(unit >> 1) & 1 ^ 1))
-    heads_queries(
-        block.shared, i64(queries_at(unit, d)), act.q, query, heads, d, cache.keys, i64(warp_id()), i64(team())
-    )
-    warp_barrier()
-    if lane_id() == 0:
-        mbarrier_arrive(bars, FETCHED + i64(unit & 1))
+    came, to, heads = mbarriers(block.shared, coming_at(), 2), part_at(work, n, part), i64(work[at + ITS_HEADS])
+    seen = seen_of(work, at, part)
+    mbarrier_wait(came, KEYS_CAME, parity)
+    keys = arena_view(block.shared, keys_at(work, d), PART * d, cache.keys)
+    weights = heads_weigh(block.shared, to, keys, queries_at(work), heads, d, seen)
+    warp_barrier()  # all have read the keys and the queries
+    ask_keys(block, next_j, next_part, layer, model, cache, q)
+    mbarrier_wait(came, VALUES_CAME, parity)
+    values = arena_view(block.shared, values_at(work, d), PART * d, cache.values)
+    heads_mix(block.shared, to, values, weights, heads, d, seen)
+    warp_barrier()  # all have read the values, and the results are there
+    ask_values(block, next_j, next_part, layer, model, cache)
 
 
 @device
-def queries_at(unit, d):
-    """Where a unit's queries lie in the arena."""
-    return i32(QUERIES + i32(unit & 1) * (HEADS * i32(d)))
+def asker():
+    """The lane that asks. Lane 0 asks for weights, and a fence waits for what its lane has on its way."""
+    return i32(int(warp_width() > 1))
 
 
 @device
-def places_of(work, part):
-    """Where a part's keys lie in the arena, and its values: in places of the warp, or of the part."""
-    step = i32(work[PLACE_STEP] * (i32(warp_id()) if work[AHEAD] != 0 else part))
-    return i32(work[KEYS_AT] + step), i32(work[VALUES_AT] + step)
+def ask_keys(block, j, part, layer, model, cache, q):
+    """One warp: the keys of a part of the j-th item are on their way to its place, and new queries to theirs."""
+    work, at = arena_view(block.shared, WORK, LISTED, model.eos), item_at(j)
+    if lane_id() == asker() and j < work[own_at() + COUNT]:
+        came, d, size = mbarriers(block.shared, coming_at(), 2), opaque(i64(model.head_dim)), i64(0)
+        if part < work[TEAM] and work[at + FRESH] != 0:
+            size = i64(work[at + ITS_HEADS]) * d
+        mbarrier_expect_bytes(came, KEYS_CAME, 2 * seen_of(work, at, part) * d + 4 * size)
+        if size > 0:
+            copy_async(block.shared, queries_at(work), q, i64(work[at + QUERY]) * d, size, came, KEYS_CAME)
+        to = arena_view(block.shared, keys_at(work, d), PART * d, cache.keys)
+        copy_part(work, at, part, to, cache.keys, layer, model, cache, came, KEYS_CAME)
 
 
 @device
-def part_at(work, n, part):
-    """Where what a part of the n-th item gives begins in the arena."""
-    return i32(work[PARTS_AT] + i32(buffer_of(work, n) * MOST_PARTS + part) * work[PART_STEP])
+def ask_values(block, j, part, layer, model, cache):
+    """One warp: the values of a part of the j-th item are on their way to its place."""
+    work, at = arena_view(block.shared, WORK, LISTED, model.eos), item_at(j)
+    if lane_id() == asker() and j < work[own_at() + COUNT]:
+        came, d = mbarriers(block.shared, coming_at(), 2), opaque(i64(model.head_dim))
+        mbarrier_expect_bytes(came, VALUES_CAME, 2 * seen_of(work, at, part) * d)
+        to = arena_view(block.shared, values_at(work, d), PART * d, cache.values)
+        copy_part(work, at, part, to, cache.values, layer, model, cache, came, VALUES_CAME)
+
+
+@device
+def copy_part(work, at, part, to, stored, layer, model, cache, came, which):
+    """One lane: a part's keys or values are on their way: at once if both halves lie side by side."""
+    d, seen = opaque(i64(model.head_dim)), seen_of(work, at, part)
+    place, further = work[at + PLACE + 2 * part], work[at + PLACE + 2 * part + 1]
+    first = min(seen, i64(HALF)) if further != i32(place + HALF) else seen
+    copy_async(to, i64(0), stored, of_layer(place, layer, model, cache), first * d, came, which)
+    if first < seen:
+        behind = of_layer(further, layer, model, cache)
+        copy_async(to, HALF * d, stored, behind, (seen - HALF) * d, came, which)
 
 
 @device
 def seen_of(work, at, part):
-    """How many positions a part of an item has: 0 or less, if it has none."""
-    return i32(min(i32(PART), i32(work[at + POSITIONS] - part * PART)))
-
-
-@device
-def ask(block, at, part, layer, model, cache):
-    """One warp: a part's keys and values are on their way to its places, if the item noted at `at` has it."""
-    work = arena_view(block.shared, WORK, LISTED, model.eos)
-    if part < work[at + PARTS]:
-        of_keys, of_values = places_of(work, part)
-        first, d = of_layer(work[at + PLACE + part], layer, model, cache), opaque(i64(model.head_dim))
-        seen = i64(seen_of(work, at, part))
-        heads_ask(
-            block.shared, i64(coming_at()), i64(of_keys), i64(of_values), cache.keys, cache.values, first, d, seen
-        )
+    """How many positions a part of an item has."""
+    return i64(min(i32(PART), i32(work[at + POSITIONS] - part * PART)))
 
 
 @device
@@ -230,52 +258,51 @@ def of_layer(place, layer, model, cache):
 
 
 @device
-def attend_part(block, j, n, part, unit, more, layer, model, cache):
-    """One warp: a part of the j-th noted item, the n-th in all, whose keys and values are on their way.
-
-    If they come ahead, so is behind it what the warp takes next: of this item or, if there are `more`, of the
-    next.
-    """
-    work, d, at = arena_view(block.shared, WORK, LISTED, model.eos), opaque(i64(model.head_dim)), noted_at(j)
-    of_keys, of_values = places_of(work, part)
-    seen, later, place = seen_of(work, at, part), i32(0), work[at + PLACE + part]
-    behind = place
-    if work[AHEAD] != 0:
-        next_at, next_part = at, i32(part + team())
-        if next_part >= work[at + PARTS]:
-            next_at, next_part = i32(at + ITEM), i32(warp_id())
-        if next_at == at or more:
-            later, behind = seen_of(work, next_at, next_part), work[next_at + PLACE + next_part]
-    elif of_keys == of_values:
-        later = seen  # the values, in the keys' place
-    first, then = of_layer(place, layer, model, cache), of_layer(behind, layer, model, cache)
-    heads_attend(
-        block.shared, i64(coming_at()), i64(part_at(work, n, part)), i64(of_keys), i64(of_values),
-        i64(queries_at(unit, d)), i64(work[at + ITS_HEADS]), d,
-        cache.keys, cache.values, first, i64(seen), then, i64(later),
-    )  # fmt: skip
+def keys_at(work, d):
+    """Where this warp's place for keys begins in the arena."""
+    return work[PLACES_AT] + warp_id() * (PART * d)
 
 
 @device
-def merge_item(block, j, n, rows, model, act, in_fragments):
-    """One warp: merge what the parts of the j-th noted item give, a warp a head.
+def values_at(work, d):
+    """Where its place for values begins."""
+    return keys_at(work, d) + (PART * d >> 1)
 
-    Behind its last chunk of a row's unit a block says how many it had, and the last to do so merges the chunks.
+
+@device
+def queries_at(work):
+    """Where its place for queries begins."""
+    return i64(i32(work[QUERIES_AT] + i32(warp_id()) * work[UNIT_SIZE]))
+
+
+@device
+def part_at(work, n, part):
+    """Where what a part of the team's n-th item gives begins in the arena."""
+    buffer = i32(i32(team() << work[TURNS]) + buffer_of(work, n))
+    return i64(i32(work[PARTS_AT] + i32(buffer * MOST_PARTS + part) * work[CHUNK_SIZE]))
+
+
+@device
+def merge_item(block, at, n, rows, model, act, in_fragments):
+    """One warp: merge what the parts of the n-th item give, which is noted at `at`, a warp a head.
+
+    Behind its last chunk of a row's unit a team says how many it had, and the last to do so merges the chunks.
     """
-    work, at = arena_view(block.shared, WORK, LISTED, model.eos), noted_at(j)
-    bars, buffer = mbarriers(block.shared, MEETINGS, 8), i64(buffer_of(work, n))
-    first = i32(i32(warp_id()) - work[at + TURN])
+    work, meetings = arena_view(block.shared, WORK, LISTED, model.eos), mbarriers(block.shared, meetings_at(), 8)
+    first, buffer = i32(member() - work[at + TURN]), i64(buffer_of(work, n))
     if first < 0:
-        first = i32(first + team())
+        first = i32(first + work[TEAM])
     head = first
     if head < work[at + ITS_HEADS]:
-        mbarrier_wait(bars, GIVEN + buffer, turn_of(work, n))
+        if work[at + DONE] > 1:  # the chunks before have been merged, by all warps
+            mbarrier_wait(meetings, MERGED + i64(buffer_of(work, i32(n - 1))), turn_of(work, i32(n - 1)))
+        mbarrier_wait(meetings, GIVEN + buffer, turn_of(work, n))
     while head < work[at + ITS_HEADS]:
-        merge_parts(block, j, n, head, rows, model, act, in_fragments)
-        head = i32(head + team())
+        merge_parts(block, at, n, head, rows, model, act, in_fragments)
+        head = i32(head + work[TEAM])
         warp_barrier()  # all have read the weights, and what parts have given
     if lane_id() == 0:
-        mbarrier_arrive(bars, MERGED + buffer)
+        mbarrier_arrive(meetings, MERGED + buffer)
     if work[at + DONE] > 0 and work[at + CHUNKS] > 1:
         head = first
         while head < work[at + ITS_HEADS]:
@@ -283,60 +310,60 @@ def merge_item(block, j, n, rows, model, act, in_fragments):
             last = is_last(act.arrived, work[at + UNIT] * HEADS + i64(head), work[at + DONE], chunks)
             if last:
                 merge_chunks(block, at, head, rows, model, act, in_fragments)
-            head = i32(head + team())
+            head = i32(head + work[TEAM])
             warp_barrier()  # all have read the weights
 
 
 @device
-def merge_parts(block, j, n, head, rows, model, act, in_fragments):
-    """One warp: what parts of the j-th noted item give for a head, brought to one maximum, and added up in order.
+def merge_parts(block, at, n, head, rows, model, act, in_fragments):
+    """One warp: what parts of the n-th item give for a head, brought to one maximum, and added up in order.
 
     Of a row's only chunk, that is divided by the total and goes to `attended`; otherwise it is itself what a chunk
     gives.
     """
-    work, d, at = arena_view(block.shared, WORK, LISTED, model.eos), i32(opaque(i64(model.head_dim))), noted_at(j)
-    parts, here, step = work[at + PARTS], part_at(work, n, i32(0)), work[PART_STEP]
+    work, d = arena_view(block.shared, WORK, LISTED, model.eos), i32(opaque(i64(model.head_dim)))
+    parts, here, step = work[at + PARTS], i32(part_at(work, n, i32(0))), work[CHUNK_SIZE]
     highest = highest_of(block.shared, here + 2 * head, step, parts)
-    weights = WEIGHTS + MOST_PARTS * i32(warp_id())
+    weights = WEIGHTS + AT_ONCE * i32(warp_id())
     total = weigh(block.shared, weights, block.shared, here + 2 * head, step, parts, highest)
     warp_barrier()
     mine = i32(4 * i32(lane_id()))
     while mine < d:
-        column = i32(2 * HEADS + heads_column(d, head, mine))
+        column = i32(2 * HEADS + head * i32(d + HEADS_GAP) + mine)
         sums = mix_of_fours(
             block.shared, i64(weights), block.shared, i64(here + column), i64(step), i64(parts)
         )  # fmt: skip
         if work[at + CHUNKS] == 1:
             put_attended(act.attended, rows, work[at + QUERY] + head, mine, sums, total, model, in_fragments)
         else:
-            put_partial(act.partial, i64(work[at + INDEX]) * work[CHUNK_SIZE] + column, sums)
+            put_partial(act.partial, i64(work[at + INDEX]) * step + column, sums)
         mine = i32(mine + 4 * i32(warp_width()))
     if lane_id() == 0 and work[at + CHUNKS] > 1:
-        to = i64(work[at + INDEX]) * work[CHUNK_SIZE] + 2 * head
+        to = i64(work[at + INDEX]) * step + 2 * head
         act.partial[to] = highest
         act.partial[to + 1] = total
 
 
 @device
 def merge_chunks(block, at, head, rows, model, act, in_fragments):
-    """One warp: what all chunks of a row's unit give for a head, to `attended`. MOST_PARTS of them at a time."""
+    """One warp: what all chunks of a row's unit give for a head, to `attended`. AT_ONCE of them at a time."""
     work, d = arena_view(block.shared, WORK, LISTED, model.eos), i32(opaque(i64(model.head_dim)))
     chunks, size = work[at + CHUNKS], i64(work[CHUNK_SIZE])
     first = i64(work[at + UNIT]) * act.most_chunks * size
     highest = highest_of(act.partial, first + 2 * head, size, chunks)
-    weights, mine = WEIGHTS + MOST_PARTS * i32(warp_id()), i32(4 * i32(lane_id()))
+    weights, mine = WEIGHTS + AT_ONCE * i32(warp_id()), i32(4 * i32(lane_id()))
     begin = i32(0)
     while begin < d:  # all lanes, for they share the weights
-        column = 2 * HEADS + i64(heads_column(d, head, i32(min(mine, i32(d - 4)))))
+        column = 2 * HEADS + i64(i32(head * i32(d + HEADS_GAP) + min(mine, i32(d - 4))))
         sums, total, done = (f32(0.0), f32(0.0), f32(0.0), f32(0.0)), f32(0.0), i32(0)
         while done < chunks:
-            n, here = i32(min(i32(MOST_PARTS), i32(chunks - done))), first + i64(done) * size
+            n, here = i32(min(i32(AT_ONCE), i32(chunks - done))), first + i64(done) * size
             warp_barrier()  # all have read the weights before
             total += weigh(block.shared, weights, act.partial, here + 2 * head, size, n, highest)
             warp_barrier()
             a, b, c, e = mix_of_fours(block.shared, i64(weights), act.partial, here + column, size, i64(n))
             sums = sums[0] + a, sums[1] + b, sums[2] + c, sums[3] + e
-            done = i32(done + MOST_PARTS)
+            done = i32(done + AT_ONCE)
         if mine < d:
             put_attended(act.attended, rows, work[at + QUERY] + head, mine, sums, total, model, in_fragments)
         begin, mine = i32(begin + 4 * i32(warp_width())), i32(mine + 4 * i32(warp_width()))

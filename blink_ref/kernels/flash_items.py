@@ -1,7 +1,8 @@
 """What a block notes of its items of attention, once for all layers of a step: which they are, and where they lie.
 
 An item is a row, a group of heads that read the same keys and values (a *unit*), and a chunk of positions
-(:mod:`.flash_decoding`); :mod:`.work_list` numbers them. Their row, chunk and pages follow from the number by
+(:mod:`.flash_decoding`); :mod:`.work_list` numbers them. They are dealt to *teams* of warps, of which a block has
+one or two, as there is room for them in its arena. An item's row, chunk and pages follow from its number by
 divisions and by reads of the page table, which each warp would otherwise do in each layer.
 """
 
@@ -9,13 +10,16 @@ from ..model.config import ModelConfig
 from ..simt import device, first_of_share
 from ..simt.vocabulary import (
     HEADS,
+    HEADS_GAP,
     PART,
     arena_view,
+    async_fence,
+    barrier,
     block_threads,
     divide,
-    heads_begin,
     i32,
     i64,
+    lane_id,
     mbarrier_init,
     mbarriers,
     opaque,
@@ -23,53 +27,65 @@ from ..simt.vocabulary import (
     warp_id,
     warps,
 )
-from .staging import COMING, COMING_SIZE, ENTRY, ITEM, LISTED, MEETINGS, MOST_NOTED, MOST_PARTS, OWN, SCRATCH, WORK
+from .staging import (
+    COMING,
+    COMING_SIZE,
+    ENTRY,
+    ITEM,
+    LISTED,
+    MEETINGS,
+    MEETINGS_OF_TEAM,
+    MOST_NOTED,
+    MOST_PARTS,
+    OWN,
+    SCRATCH,
+    TEAMS,
+    WORK,
+)
 from .work_list import CHUNK, FIRST_ITEM, LENGTH, ROW, SLOT, chunks_of, entry_of, octets
 
 (
-    OWN_FIRST, OWN_END, OWN_ENTRIES, OWN_NOTED, OWN_COUNT,
-    BEHIND, UNITS_BEHIND, AHEAD, BUFFERS, KEYS_AT, VALUES_AT, PLACE_STEP, PARTS_AT, PART_STEP, CHUNK_SIZE, NOTED,
-) = range(OWN, OWN + 16)  # fmt: skip
-"""Words of the list of work: this block's first item, the one behind its last, how many entries are listed, the
-first item of which it is noted what is known of it, and of how many it is. How many items it has attended in this
-step, and queries it has fetched. Whether keys and values come ahead, and
-how many buffers there are for what parts give; where keys, values, and what parts give lie in the arena, and the
-steps between them (see :func:`note_places`); the floats of what a chunk gives. Then what is noted of items."""
+    ENTRIES, NOTED, MOST, TEAM, IN_BLOCK, TURNS,
+    PLACES_AT, QUERIES_AT, UNIT_SIZE, PARTS_AT, CHUNK_SIZE, BY_TEAM,
+) = range(OWN, OWN + 12)  # fmt: skip
+"""Words of the list of work, behind its entries: how many of these there are; how many of a team's items come
+before those that are noted, and how many the team that has most of them has. The warps of a team, and the teams;
+how many buffers there are for what the parts of an item give, as a power of two. Where the warps' places for keys
+and values lie in the arena, those for queries, the floats of one of these; where the teams' buffers lie, and the
+floats of what a part gives, or a chunk. Then the words of each team."""
+
+FIRST, END, COUNT, ITEMS = range(4)
+"""Words of a team: its first item and the one behind its last; how many are noted. Then what is noted of them."""
 
 POSITIONS, PARTS, ITS_HEADS, QUERY, UNIT, INDEX, CHUNKS, DONE, FRESH, TURN, PLACE = range(11)
 """Words of what is noted of an item: how many positions, parts and heads it has, the first of these among the
 heads of all rows, the number of its row's unit among all, that of its chunk, and how many the row has. How many of
-these the block has done with this item, if no more follow; whether it has other queries than the item before;
-which warp merges the first of its heads. Then where each part begins in a layer of the cache, in positions."""
+these the team has done with this item, if no more follow; whether it has other queries than the item before; which
+warp merges the first of its heads. Then where each half of a part begins in a layer of the cache, in positions."""
 
+OF_TEAM = ITEMS + MOST_NOTED * ITEM
+"""Words of a team."""
+HALF = PART >> 1
+"""Positions that lie side by side: pages have a multiple of them."""
+
+AT_ONCE = 32
+"""Chunks that are merged at a time."""
 WEIGHTS = SCRATCH
-"""Where the parts' weights begin, for each warp."""
-GIVEN, MERGED, FETCHED, READ = 0, 2, 4, 6
-"""The mbarriers at MEETINGS, two each. Of a buffer for what parts give: all is there; it has been merged. Of a
-place for queries: all are there; nobody needs them any more."""
-QUERIES = WEIGHTS + MOST_PARTS * MOST_PARTS
-"""Where the queries of a unit begin, those of another one behind them, and then, at :func:`parts_at`, the parts'
-results."""
+"""Where the weights begin by which parts or chunks are merged, AT_ONCE for each warp."""
+FREE = WEIGHTS + AT_ONCE * TEAMS * MOST_PARTS
+"""Where that begins of which :func:`note_places` disposes."""
+
+GIVEN, MERGED = 0, 4
+"""A team's mbarriers, one for each buffer: all parts' results are there; they have been merged."""
+KEYS_CAME, VALUES_CAME = 0, 1
+"""A warp's mbarriers at :func:`coming_at`."""
+PARITY, BEHIND = 4, 5
+"""Its words behind these: the parity of their phases, and how many items it has attended to in this step."""
 
 
-def span(head_dim: int) -> int:
-    """Floats of the places of a part's keys, or of its values."""
-    return head_dim * HEADS
-
-
-def part_size(head_dim: int) -> int:
-    """Floats of what a part gives (see `heads_attend`), or a chunk, of HEADS heads."""
-    return span(head_dim) + 2 * HEADS
-
-
-def arena(head_dim: int) -> int:
-    """Floats of arena that are needed at least."""
-    return QUERIES + 2 * HEADS * head_dim + MOST_PARTS * part_size(head_dim)
-
-
-def fits(config: ModelConfig, page_size: int, room: int) -> bool:
-    """Whether this serves a model's heads, pages of that size and `room` floats of arena."""
-    return config.head_dim % 32 == 0 and page_size % PART == 0 and arena(config.head_dim) <= room
+def heads_of_unit(config: ModelConfig) -> int:
+    """Heads of a unit, at most."""
+    return min(HEADS, config.heads // config.kv_heads)
 
 
 def units_of(config: ModelConfig) -> int:
@@ -77,29 +93,46 @@ def units_of(config: ModelConfig) -> int:
     return config.kv_heads * -(-(config.heads // config.kv_heads) // HEADS)
 
 
-@device
-def span_of(d):
-    """:func:`span`."""
-    return i64(d) * HEADS
+def part_size(head_dim: int, heads: int) -> int:
+    """Floats of what a part gives (see `heads_weigh` and `heads_mix`), or a chunk, of so many heads."""
+    return 2 * HEADS + heads * (head_dim + HEADS_GAP)
 
 
-@device
-def size_of(model):
-    """Floats of what a part gives, or a chunk: :func:`part_size`, of as many heads as a unit has at most."""
-    group = divide(opaque(i64(model.heads)), i64(model.kv_heads))[0]
-    return 2 * HEADS + opaque(i64(model.head_dim)) * min(group, i64(HEADS))
+def arena(head_dim: int, heads: int, warps_at_once: int = 1, buffers: int = 1) -> int:
+    """Floats of arena that so many warps need, for units of so many heads: one at least."""
+    teams = -(-warps_at_once // MOST_PARTS)
+    of_warp = PART * head_dim + heads * head_dim
+    return FREE + warps_at_once * of_warp + teams * buffers * MOST_PARTS * part_size(head_dim, heads)
+
+
+def fits(config: ModelConfig, page_size: int, room: int) -> bool:
+    """Whether this serves a model's heads, pages of that size and `room` floats of arena."""
+    enough = arena(config.head_dim, heads_of_unit(config)) <= room
+    return config.head_dim % 32 == 0 and page_size % HALF == 0 and enough
 
 
 @device
 def team():
-    """How many warps of the block attend."""
-    return i32(min(i32(warps()), i32(MOST_PARTS)))
+    """The number of this warp's team in its block."""
+    return i32(i32(warp_id()) >> 3)
 
 
 @device
-def parts_at(d):
-    """Where the parts' results begin in the arena."""
-    return QUERIES + 2 * HEADS * i64(d)
+def member():
+    """The number of this warp in its team."""
+    return i32(i32(warp_id()) & i32(MOST_PARTS - 1))
+
+
+@device
+def coming_at():
+    """Where this warp tells what has come of what it has asked for."""
+    return i64(i32(COMING + COMING_SIZE * i32(warp_id())))
+
+
+@device
+def meetings_at():
+    """Where the mbarriers of this warp's team begin."""
+    return i64(i32(MEETINGS + MEETINGS_OF_TEAM * team()))
 
 
 @device
@@ -113,101 +146,142 @@ def heads_of(model, unit):
 
 @device
 def note_own(block, n, limit, beyond, model, cache, act):
-    """Note, once for all layers of a step, which items of n entries are this block's, and what is known of them.
+    """Note, once for all layers of a step, which items of n entries are each team's, and what is known of them.
 
-    The arena is used up to `limit`, and from `beyond` to its end for what comes ahead, if that fits in. All lanes,
-    behind :func:`.list_work` and a barrier; a barrier is to follow.
+    The arena is used up to `limit`; and from `beyond` on to its end for keys and values, if those of more warps go
+    there. All lanes, behind :func:`.list_work` and a barrier; a barrier is to follow.
     """
     work = arena_view(block.shared, WORK, LISTED, model.eos)
-    items = i64(work[ENTRY * n + FIRST_ITEM])
-    first = i32(first_of_share(items, i64(block.id), i64(block.blocks)))
-    end = i32(first_of_share(items, i64(block.id) + 1, i64(block.blocks)))
     if thread_id() == 0:
-        work[OWN_FIRST] = first
-        work[OWN_END] = end
-        work[OWN_ENTRIES] = i32(n)
-        work[BEHIND] = i32(0)
-        work[UNITS_BEHIND] = i32(0)
-        for meeting in range(8):
-            mbarrier_init(mbarriers(block.shared, MEETINGS, 8), meeting, i64(team()))
         note_places(work, i64(block.shared.shape[0]), limit, beyond, model)
-    if warp_id() < team():
-        heads_begin(block.shared, i64(coming_at()))
-    note_items(block, n, first, first, end, model, cache, act)
+        deal_items(work, i64(block.id), i64(block.blocks), n)
+        meetings = mbarriers(block.shared, MEETINGS, TEAMS * MEETINGS_OF_TEAM >> 1)
+        for meeting in range(TEAMS * MEETINGS_OF_TEAM >> 1):
+            mbarrier_init(meetings, meeting, i64(work[TEAM]))
+    if lane_id() == 0 and warp_id() < TEAMS * MOST_PARTS:
+        came = mbarriers(block.shared, coming_at(), 2)
+        kept = arena_view(block.shared, coming_at(), COMING_SIZE, model.eos)
+        mbarrier_init(came, KEYS_CAME, i64(1))
+        mbarrier_init(came, VALUES_CAME, i64(1))
+        kept[PARITY] = i32(0)
+        kept[BEHIND] = i32(0)
+        async_fence()
+    barrier()
+    note_items(block, i32(0), model, cache, act)
 
 
 @device
-def coming_at():
-    """Where this warp tells what has come of what it has asked for."""
-    return i32(COMING + COMING_SIZE * i32(warp_id()))
+def deal_items(work, block, blocks, n):
+    """Which items of n entries the teams of a block have. One lane."""
+    items, teams, most = i64(work[ENTRY * n + FIRST_ITEM]), i64(work[IN_BLOCK]), i32(0)
+    for team in range(teams):
+        first = i32(first_of_share(items, block * teams + team, blocks * teams))
+        end = i32(first_of_share(items, block * teams + team + 1, blocks * teams))
+        work[BY_TEAM + team * OF_TEAM + FIRST] = first
+        work[BY_TEAM + team * OF_TEAM + END] = end
+        most = i32(max(most, i32(end - first)))
+    work[ENTRIES] = i32(n)
+    work[MOST] = most
 
 
 @device
 def note_places(work, size, limit, beyond, model):
-    """Where keys, values, and what parts give lie in an arena of that size. One lane.
+    """How many warps attend, and where their places and buffers lie in an arena of that size. One lane.
 
-    If there is room for them at the arena's end, keys and values have places of each warp, and come ahead.
-    Without, a part's values come to where it leaves what it gives, behind the first 2 * HEADS floats of it, and
-    its keys too, or, with room for them, behind that.
+    Two teams, if there is room for all their warps; otherwise as many warps of one as there is room for.
     """
-    d, first = opaque(i64(model.head_dim)), parts_at(model.head_dim)
-    span, step = span_of(d), size_of(model)
-    at = (size - 2 * team() * span) & -4
-    most = min(at, limit) - first
-    ahead, buffers, keys, values, place_step = i32(1), i32(1), at, at + span, 2 * span
-    if at >= beyond and MOST_PARTS * step <= most:
-        buffers = i32(2 if 2 * MOST_PARTS * step <= most else 1)
+    d, group = opaque(i64(model.head_dim)), divide(opaque(i64(model.heads)), i64(model.kv_heads))[0]
+    queries, place, room = d * min(group, i64(HEADS)), d * PART, limit - FREE
+    given, keys = 2 * HEADS + (d + HEADS_GAP) * min(group, i64(HEADS)), (beyond + 3) & -4
+    near = warps_in(room, place + queries, given)
+    apart = min(warps_in(room, queries, given), divide(size - keys, place)[0])
+    if apart > near:
+        near, place = apart, i64(0)
     else:
-        ahead, step, values = i32(0), span + 2 * HEADS, first + 2 * HEADS
-        keys = values
-        if first + MOST_PARTS * (step + span) <= limit:
-            keys, step = values + span, step + span
-        place_step = step
-    work[AHEAD] = ahead
-    work[BUFFERS] = buffers
-    work[KEYS_AT] = i32(keys)
-    work[VALUES_AT] = i32(values)
-    work[PLACE_STEP] = i32(place_step)
-    work[PARTS_AT] = i32(first)
-    work[PART_STEP] = i32(step)
-    work[CHUNK_SIZE] = i32(size_of(model))
+        keys = i64(FREE)
+    both = near >= TEAMS * MOST_PARTS and warps() >= TEAMS * MOST_PARTS
+    team, teams = min(near, i64(min(warps(), MOST_PARTS))), i64(TEAMS if both else 1)
+    at, turns = FREE + teams * team * place, i32(2)
+    while turns > 0 and at + teams * (team * queries + (MOST_PARTS << turns) * given) > limit:
+        turns = i32(turns - 1)
+    work[IN_BLOCK] = i32(teams)
+    work[TEAM] = i32(team)
+    work[TURNS] = turns
+    work[PLACES_AT] = i32(keys)
+    work[QUERIES_AT] = i32(at)
+    work[UNIT_SIZE] = i32(queries)
+    work[PARTS_AT] = i32(at + teams * team * queries)
+    work[CHUNK_SIZE] = i32(given)
 
 
 @device
-def note_items(block, n, own, noted, end, model, cache, act):
-    """Note what is known of the items from `noted` on, up to MOST_NOTED of those from `own` to `end`."""
+def warps_in(room, of_warp, given):
+    """How many warps have `of_warp` floats each in so many, beside a buffer for each team's results."""
+    most = i64(TEAMS * MOST_PARTS)
+    if most * (of_warp + given) > room:
+        most = divide(max(i64(0), room - MOST_PARTS * given), of_warp)[0]
+    return most
+
+
+@device
+def note_items(block, before, model, cache, act):
+    """Note what is known of the teams' items, MOST_NOTED of each at most, `before` of which come before those."""
     work, e = arena_view(block.shared, WORK, LISTED, model.eos), i64(thread_id())
-    count = min(i64(MOST_NOTED), i64(end) - i64(noted))
     if thread_id() == 0:
-        work[OWN_NOTED] = noted
-        work[OWN_COUNT] = i32(count)
-    while e < count * MOST_PARTS:
-        j, part = divide(e, i64(MOST_PARTS))
-        item, at = i32(i64(noted) + j), NOTED + ITEM * j
-        entry = entry_of(work, n, FIRST_ITEM, item)
-        length = i64(work[ENTRY * entry + LENGTH])
-        chunks = chunks_of(length)
-        unit, chunk = divide(i64(item - work[ENTRY * entry + FIRST_ITEM]), chunks)
-        head, heads, kv_head = heads_of(model, unit)
-        positions, place = min(i64(CHUNK), length - chunk * CHUNK), i64(0)
-        if part * PART < positions:
-            n_page, inside = divide(chunk * CHUNK + part * PART, i64(cache.page_size))
-            page = i64(cache.table[i64(work[ENTRY * entry + SLOT]), n_page])
-            place = (page * i64(model.kv_heads) + kv_head) * i64(cache.page_size) + inside
-        work[at + PLACE + part] = i32(place)
-        if part == 0:
-            work[at + POSITIONS] = i32(positions)
-            work[at + PARTS] = i32(divide(positions + (PART - 1), i64(PART))[0])
-            work[at + ITS_HEADS] = i32(heads)
-            work[at + QUERY] = i32(i64(work[ENTRY * entry + ROW]) * i64(model.heads) + head)
-            of_all = entry * i64(model.kv_heads) * octets(model) + unit
-            work[at + UNIT] = i32(of_all)
-            work[at + INDEX] = i32(of_all * act.most_chunks + chunk)
-            work[at + CHUNKS] = i32(chunks)
-            work[at + FRESH] = i32(int(chunk == 0) | int(item == noted))
-            work[at + TURN] = i32(divide(j * heads, i64(team()))[1])
-            done = min(chunk, i64(item) - i64(own)) + 1
-            if chunk + 1 < chunks and i32(item + 1) < end:
-                done = i64(0)
-            work[at + DONE] = i32(done)
+        work[NOTED] = before
+    while e < work[IN_BLOCK] * (MOST_NOTED * 2 * MOST_PARTS):
+        j, half = divide(e, i64(2 * MOST_PARTS))
+        of_team, j = divide(j, i64(MOST_NOTED))
+        own = BY_TEAM + of_team * OF_TEAM
+        item = i32(work[own + FIRST] + before + i32(j))
+        if j == 0 and half == 0:
+            work[own + COUNT] = i32(min(i32(MOST_NOTED), max(i32(0), i32(work[own + END] - item))))
+        if item < work[own + END]:
+            note_half(work, own + ITEMS + ITEM * j, item, half, own, model, cache)
+            if half == 0:
+                note_item(work, own + ITEMS + ITEM * j, item, j, own, model, act)
         e += block_threads()
+
+
+@device
+def entry_and_chunk(work, item):
+    """Of an item: its entry in the list, its unit and its chunk."""
+    entry = entry_of(work, i64(work[ENTRIES]), FIRST_ITEM, item)
+    chunks = chunks_of(i64(work[ENTRY * entry + LENGTH]))
+    unit, chunk = divide(i64(item - work[ENTRY * entry + FIRST_ITEM]), chunks)
+    return entry, unit, chunk
+
+
+@device
+def note_half(work, at, item, half, own, model, cache):
+    """Where half a part of an item lies in a layer of the cache, or 0 if it has none. One lane."""
+    entry, unit, chunk = entry_and_chunk(work, item)
+    position, place = chunk * CHUNK + half * HALF, i64(0)
+    if half * HALF < CHUNK and position < i64(work[ENTRY * entry + LENGTH]):
+        n_page, inside = divide(position, i64(cache.page_size))
+        page = i64(cache.table[i64(work[ENTRY * entry + SLOT]), n_page])
+        place = (page * i64(model.kv_heads) + heads_of(model, unit)[2]) * i64(cache.page_size) + inside
+    work[at + PLACE + half] = i32(place)
+
+
+@device
+def note_item(work, at, item, j, own, model, act):
+    """Everything else of the j-th that is noted. One lane."""
+    entry, unit, chunk = entry_and_chunk(work, item)
+    head, heads, _ = heads_of(model, unit)
+    length = i64(work[ENTRY * entry + LENGTH])
+    positions, chunks = min(i64(CHUNK), length - chunk * CHUNK), chunks_of(length)
+    of_all = entry * i64(model.kv_heads) * octets(model) + unit
+    done = min(chunk, i64(item - work[own + FIRST])) + 1
+    if chunk + 1 < chunks and i32(item + 1) < work[own + END]:
+        done = i64(0)
+    work[at + POSITIONS] = i32(positions)
+    work[at + PARTS] = i32(divide(positions + (PART - 1), i64(PART))[0])
+    work[at + ITS_HEADS] = i32(heads)
+    work[at + QUERY] = i32(i64(work[ENTRY * entry + ROW]) * i64(model.heads) + head)
+    work[at + UNIT] = i32(of_all)
+    work[at + INDEX] = i32(of_all * act.most_chunks + chunk)
+    work[at + CHUNKS] = i32(chunks)
+    work[at + DONE] = i32(done)
+    work[at + FRESH] = i32(int(chunk == 0) | int(j == 0))
+    work[at + TURN] = i32(divide(j * heads, i64(work[TEAM]))[1])

@@ -30,19 +30,22 @@ MOST_LISTED = 256
 ENTRY = 5
 """Words of an entry."""
 
-MOST_PARTS = 16
-"""Most parts of an item of that list (see flash_items.py)."""
+MOST_PARTS = 8
+"""Most parts of an item of that list (see flash_items.py), and most warps of a team that attends to it."""
+
+TEAMS = 2
+"""Most teams of a block."""
 
 OWN = ENTRY * (MOST_LISTED + 1)
 """Where in the list, behind the entry that ends it, a block notes which items are its own, and where they lie."""
 
-MOST_NOTED = 32
-"""Most of its own items that a block has noted at a time."""
+MOST_NOTED = 16
+"""Most of its own items that a team has noted at a time."""
 
-ITEM = 10 + MOST_PARTS
+ITEM = 10 + 2 * MOST_PARTS
 """Words of what is noted of an item."""
 
-LISTED = OWN + 15 + MOST_NOTED * ITEM
+LISTED = OWN + 11 + TEAMS * (3 + MOST_NOTED * ITEM)
 """Words of the list, and of that."""
 
 WORK = PLACES + 2 * MOST_ROWS
@@ -54,13 +57,13 @@ DEALT = WORK + LISTED
 PRODUCTS, DEAL = 5, 11
 """Products of which that is noted, and words of it for each."""
 
-MEETINGS = (DEALT + PRODUCTS * DEAL + 1) & -2
-"""Where eight mbarriers lie by which warps that attend meet (see flash_items.py)."""
+MEETINGS, MEETINGS_OF_TEAM = (DEALT + PRODUCTS * DEAL + 1) & -2, 16
+"""Where mbarriers lie by which the warps of a team meet, and the floats of a team's (see flash_items.py)."""
 
-COMING, COMING_SIZE = MEETINGS + 16, 8
+COMING, COMING_SIZE = MEETINGS + TEAMS * MEETINGS_OF_TEAM, 6
 """Where each of these warps tells what has come of what it has asked for, and the floats for it."""
 
-SCRATCH = (COMING + COMING_SIZE * MOST_PARTS + 31) & -32
+SCRATCH = (COMING + COMING_SIZE * TEAMS * MOST_PARTS + 31) & -32
 """Where that begins which a phase may use as it likes: a multiple of 32."""
 
 

@@ -15,6 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.typing import templates
+from numba.cpython.unsafe.tuple import tuple_setitem
 from numba.extending import overload, register_jitable
 
 from . import plain_tiles
@@ -33,7 +34,7 @@ from .lowering import (
     nearest_bf16,
     register,
 )
-from .vocabulary import DOTS_PITCH, DOTS_RESULTS, FRAGMENT, FRAGMENT_PITCH, HEADS, exp, f32, widen
+from .vocabulary import DOTS_PITCH, DOTS_RESULTS, FRAGMENT, FRAGMENT_PITCH, HEADS, HEADS_GAP, PART, exp, f32, widen
 
 
 def _define(word: Any) -> Any:
@@ -211,60 +212,46 @@ def _(weights, w, a, i, step, n):
     return mix_of_fours
 
 
-@overload(words.heads_queries, target="cpu", strict=False)
-def _(arena, k, x, j, heads, d, keys, part, parts):
-    def heads_queries(arena, k, x, j, heads, d, keys, part, parts):
-        for column in range(32 * part, d, 32 * parts):
-            for h in range(heads):
-                for i in range(32):
-                    arena[k + h * d + column + i] = x[j + h * d + column + i]
-
-    return heads_queries
-
-
-@overload(words.heads_begin, target="cpu", strict=False)
-def _(arena, b):
-    return lambda arena, b: None
-
-
-@overload(words.heads_ask, target="cpu", strict=False)
-def _(arena, b, k_keys, k_values, keys, values, at, d, n):
-    return lambda arena, b, k_keys, k_values, keys, values, at, d, n: None
-
-
-_heads_column = register_jitable(words.heads_column)
-
-
-@overload(words.heads_column, target="cpu", strict=False)
-def _(d, head, i):
-    return words.heads_column
-
-
-@overload(words.heads_attend, target="cpu", strict=False)
-def _(arena, b, k, k_keys, k_values, j, heads, d, keys, values, at, n, then, later):
-    def heads_attend(arena, b, k, k_keys, k_values, j, heads, d, keys, values, at, n, then, later):
-        scale, sums = f32(1.0) / f32(math.sqrt(f32(d))), k + 2 * HEADS
+@overload(words.heads_weigh, target="cpu", strict=False)
+def _(arena, k, keys, j, heads, d, n):
+    def heads_weigh(arena, k, keys, j, heads, d, n):
+        scale = f32(1.0) / f32(math.sqrt(f32(d)))
         for h in range(heads):
-            highest, total = f32(-np.inf), f32(0.0)
+            highest, total, weights = f32(-np.inf), f32(0.0), k + 2 * HEADS + h * (d + HEADS_GAP)
             for p in range(n):
                 score = f32(0.0)
                 for c in range(d):
-                    score += arena[j + h * d + c] * widen(keys[at + p * d + c])
+                    score += arena[j + h * d + c] * widen(keys[p * d + c])
+                arena[weights + p] = score * scale
                 highest = max(highest, score * scale)
-            for i in range(d):
-                arena[sums + _heads_column(d, h, i)] = f32(0.0)
             for p in range(n):
-                score = f32(0.0)
-                for c in range(d):
-                    score += arena[j + h * d + c] * widen(keys[at + p * d + c])
-                weight = exp(score * scale - highest)
+                weight = exp(arena[weights + p] - highest)
+                arena[weights + p] = weight
                 total += weight
-                for i in range(d):
-                    arena[sums + _heads_column(d, h, i)] += weight * widen(values[at + p * d + i])
             arena[k + 2 * h] = highest
             arena[k + 2 * h + 1] = total
+        return 0
 
-    return heads_attend
+    return heads_weigh
+
+
+@overload(words.heads_mix, target="cpu", strict=False)
+def _(arena, k, values, weights, heads, d, n):
+    none = (f32(0.0),) * PART
+
+    def heads_mix(arena, k, values, weights, heads, d, n):
+        own = none  # device code allocates no arrays
+        for h in range(heads):
+            sums = k + 2 * HEADS + h * (d + HEADS_GAP)
+            for p in range(n):
+                own = tuple_setitem(own, p, arena[sums + p])
+            for i in range(d):
+                arena[sums + i] = f32(0.0)
+            for p in range(n):
+                for i in range(d):
+                    arena[sums + i] += own[p] * widen(values[p * d + i])
+
+    return heads_mix
 
 
 for _word, _plain in plain_tiles.WORDS.items():

@@ -27,7 +27,7 @@ WORDS = frozenset(
     {"barrier", "warp_barrier", "lane_sum", "lane_max", "lane_broadcast", "lane_any"}
     | {"row_dot", "row_dots", "row_dots_of_two", "fragment_dots"}
     | {"dots_ask", "dots_forget", "block_dots"}
-    | {"tile_attend", "tile_end", "heads_begin", "heads_ask", "heads_attend"}
+    | {"tile_attend", "tile_end", "heads_weigh", "heads_mix"}
 )
 """Vocabulary words that several lanes must reach together."""
 

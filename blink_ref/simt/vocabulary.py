@@ -336,7 +336,7 @@ def tiles_pay(w):
 
 
 def heads_pay(keys):
-    """Whether :func:`heads_attend` is of use for such stored keys: 16 bits each.
+    """Whether :func:`heads_weigh` is of use for such stored keys: 16 bits each.
 
     Known when a kernel is compiled, as :func:`tiles_pay`.
     """
@@ -595,75 +595,41 @@ TILE_GAP = 4
 
 
 HEADS = 8
-"""Most heads of queries that :func:`heads_attend` takes."""
-PART = 16
+"""Most heads of queries that :func:`heads_weigh` takes."""
+PART = 32
 """Most positions."""
+HEADS_GAP = 4
+"""Floats between the sums of two heads, which keep lanes apart in the arena's banks."""
 
 
-def heads_queries(arena, k, x, j, heads, d, keys, part, parts):
-    """Queries to ``arena[k:]``, as :func:`heads_attend` takes them: HEADS * d floats, of HEADS at most. One warp.
+def heads_weigh(arena, k, keys, j, heads, d, n):
+    """The weights that up to HEADS queries give to n positions, PART at most. By one warp, and for it.
 
-    `heads` of them, of d float32 each, lie one behind the other at ``x[j]``; `keys` is the cache's. As many warps
-    as there are `parts` each do one of them, from 0 on. k is a multiple of 4.
+    The queries, of d float32 each, lie one behind the other at ``arena[j]``, the positions' keys, of d bfloat16
+    each (as uint16 bits), in `keys`, a view of the arena. Of query h, ``arena[k + 2 * h]`` becomes the highest
+    score, a dot product over sqrt(d), and ``arena[k + 2 * h + 1]`` the total of its weights, each
+    exp(score - highest). The weights themselves are for :func:`heads_mix`, which takes what this returns: there
+    they are, or they lie where the sums go. d is a multiple of 32, j and k are multiples of 4. Which lane reads or
+    writes what is not said. CUDA: tensor cores (see cuda_heads.py).
     """
-    for first in range(32 * part, d, 32 * parts):
-        for i in range(first + me().lane, min(first + 32, d), me().warp.width):
-            for h in range(heads):
-                arena[k + h * d + i] = x[j + h * d + i]
-
-
-def heads_begin(arena, b):
-    """Make ready ``arena[b : b + 8]``, with which a warp tells what has come; b is even. By one warp.
-
-    Nothing that it has asked for may be on its way.
-    """
-
-
-def heads_ask(arena, b, k_keys, k_values, keys, values, at, d, n):
-    """Begin to copy n positions' keys and values for :func:`heads_attend`, which takes them as they are. One warp.
-
-    To ``arena[k_keys:]`` and ``arena[k_values:]``, places of HEADS * d floats; where both are one place, the keys
-    only. n may be 0, or less: nothing is copied. CUDA: asynchronously. Elsewhere it does nothing, and that word
-    reads the cache.
-    """
-
-
-def heads_attend(arena, b, k, k_keys, k_values, j, heads, d, keys, values, at, n, then, later):
-    """What up to HEADS queries attend to in n positions, PART at most, of the KV cache. By one warp.
-
-    The queries lie at ``arena[j]``, as :func:`heads_queries` leaves them; the positions' keys, of d bfloat16 as
-    uint16 bits (or float32), at ``keys[at]``, their values at ``values[at]``. Of query h, ``arena[k + 2 * h]``
-    becomes the highest score, and behind that is the total of its weights, each exp(score - highest). The sums of
-    the values, weighted so, lie behind the first 2 * HEADS floats: see :func:`heads_column`.
-
-    The warp has called :func:`heads_ask` for these positions, or the call of this word before has: that begins to
-    copy the keys at `then`, of `later` positions, as soon as it has read its own, and the values there as soon as
-    it has read those. Where keys and values have one place, `then` and `later` are `at` and n: the values take the
-    place of the keys. The values' place may be ``arena[k + 2 * HEADS]``, where none are copied ahead. d is a
-    multiple of 32, j of 4, `at` and `then` of 8, k and the places of 4. Which lane writes what is not said. CUDA:
-    tensor cores (see cuda_heads.py).
-    """
-    of_keys, of_values = (_floats(stored[at : at + n * d]).reshape(n, d) for stored in (keys, values))
+    rows = _floats(keys[: n * d]).reshape(n, d)
     for h in range(me().lane, heads, me().warp.width):
-        scores = of_keys @ arena[j + h * d : j + h * d + d] / np.sqrt(np.float32(d))
-        weights = np.exp(scores - scores.max())
-        sums = weights @ of_values
-        for i in range(0, d, 16):
-            to = k + 2 * HEADS + heads_column(d, h, i)
-            arena[to : to + 16] = sums[i : i + 16]
-        arena[k + 2 * h], arena[k + 2 * h + 1] = scores.max(), weights.sum()
+        scores = rows @ arena[j + h * d : j + h * d + d] / np.sqrt(np.float32(d))
+        weights, sums = np.exp(scores - scores.max()), k + 2 * HEADS + h * (d + HEADS_GAP)
+        arena[k + 2 * h], arena[k + 2 * h + 1], arena[sums : sums + n] = scores.max(), weights.sum(), weights
+    return 0
 
 
-def heads_column(d, head, i):
-    """Where column i of a head's sums lies, behind the first 2 * HEADS floats of what :func:`heads_attend` gives.
+def heads_mix(arena, k, values, weights, heads, d, n):
+    """Each query's sum of the values of those positions, weighted: d float32, from ``arena[k + 2 * HEADS]`` on.
 
-    Of each 64 columns (or 32, if no more are left) the halves lie below each other, in rows of d / 2 floats: where
-    those columns of two positions' values may have been, which nobody needs any more.
+    Those of two queries are HEADS_GAP floats apart. `weights` is what :func:`heads_weigh` has returned for this k;
+    `values`, as its keys, have room for PART positions, and what lies behind the n-th may be lost. By one warp.
     """
-    half = 32 if d - (i & -64) >= 64 else 16
-    inside = i & 63
-    upper = 1 if inside >= half else 0
-    return (2 * head + upper) * (d >> 1) + ((i & -64) >> 1) + inside - half * upper
+    rows = _floats(values[: n * d]).reshape(n, d)
+    for h in range(me().lane, heads, me().warp.width):
+        sums = k + 2 * HEADS + h * (d + HEADS_GAP)
+        arena[sums : sums + d] = np.array(arena[sums : sums + n]) @ rows
 
 
 def mix_of_fours(weights, w, a, i, step, n):
