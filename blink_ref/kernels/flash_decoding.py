@@ -63,12 +63,12 @@ from .flash_items import (
     FRESH,
     GIVEN,
     HALF,
-    IN_BLOCK,
     INDEX,
     ITEMS,
     ITS_HEADS,
     KEYS_CAME,
     MERGED,
+    MERGERS,
     MOST,
     NOTED,
     OF_TEAM,
@@ -87,9 +87,11 @@ from .flash_items import (
     UNIT_SIZE,
     VALUES_CAME,
     WEIGHTS,
+    attends,
     coming_at,
     meetings_at,
     member,
+    merger,
     note_items,
     team,
 )
@@ -111,30 +113,34 @@ def attend_in_chunks(block, rows, layer, model, cache, act, in_fragments):
             barrier()
             note_items(block, before, model, cache, act)
             barrier()
-        if team() < work[IN_BLOCK] and member() < work[TEAM]:
+        if attends(work) or merger(work) >= 0:
             attend_noted(block, rows, layer, model, cache, act, in_fragments)
         before = i32(work[NOTED] + MOST_NOTED)  # anew: attention needs the registers
 
 
 @device
 def attend_noted(block, rows, layer, model, cache, act, in_fragments):
-    """One warp of a team: the noted items. `n` counts the team's items of all layers.
+    """One warp that attends, or merges, or both: a team's noted items. `n` counts those of all layers.
 
-    With more than one buffer, warps merge an item when they have been at the next one, so that all has been given.
+    Who does both merges an item when it has been at the next one, if there are buffers: so all has been given.
     """
     work = arena_view(block.shared, WORK, LISTED, model.eos)
     kept = arena_view(block.shared, coming_at(), COMING_SIZE, model.eos)
-    meetings, j, n, parity = mbarriers(block.shared, meetings_at(), 8), i32(0), kept[BEHIND], kept[PARITY]
+    meetings, j, n, parity = mbarriers(block.shared, meetings_at(work), 8), i32(0), kept[BEHIND], kept[PARITY]
     warp_barrier()  # all have read them
-    next_j, next_part = part_from(work, j, i32(member()))
+    count, late, at_parts, at_merging = work[own_at(work) + COUNT], i32(0), attends(work), merger(work) >= 0
+    if at_parts and at_merging:
+        late = i32(min(work[TURNS], i32(1)))
+    next_j, next_part = count, i32(0)
+    if at_parts:
+        next_j, next_part = part_from(work, j, i32(member()))
     if lane_id() == asker():
         async_fence()  # others have written queries, keys and values; and anything may have been in the places
     ask_keys(block, next_j, next_part, layer, model, cache, act.q)
     ask_values(block, next_j, next_part, layer, model, cache)
-    count, late = work[own_at() + COUNT], i32(min(work[TURNS], i32(1)))
     while j < i32(count + late):
-        if j < count:
-            at, part, buffer = item_at(j), i32(member()), i64(buffer_of(work, n))
+        if at_parts and j < count:
+            at, part, buffer = item_at(work, j), i32(member()), i64(buffer_of(work, n))
             mbarrier_wait(meetings, MERGED + buffer, i32(turn_of(work, n) ^ 1))
             while part < work[at + PARTS]:
                 next_j, next_part = part_from(work, j, i32(part + work[TEAM]))
@@ -142,8 +148,8 @@ def attend_noted(block, rows, layer, model, cache, act, in_fragments):
                 part, parity = i32(part + work[TEAM]), i32(parity ^ 1)
             if lane_id() == 0:
                 mbarrier_arrive(meetings, GIVEN + buffer)
-        if j >= late:
-            merge_item(block, item_at(i32(j - late)), i32(n - late), rows, model, act, in_fragments)
+        if at_merging and j >= late:
+            merge_item(block, item_at(work, i32(j - late)), i32(n - late), rows, model, act, in_fragments)
         j, n = i32(j + 1), i32(n + 1)
     if lane_id() == 0:
         kept[BEHIND] = i32(n - late)
@@ -151,15 +157,15 @@ def attend_noted(block, rows, layer, model, cache, act, in_fragments):
 
 
 @device
-def own_at():
+def own_at(work):
     """Where the words of this warp's team begin in the list of work."""
-    return i32(BY_TEAM + team() * OF_TEAM)
+    return i32(BY_TEAM + team(work) * OF_TEAM)
 
 
 @device
-def item_at(j):
+def item_at(work, j):
     """Where it is noted there what is known of the team's j-th item."""
-    return i32(own_at() + ITEMS + ITEM * j)
+    return i32(own_at(work) + ITEMS + ITEM * j)
 
 
 @device
@@ -177,7 +183,7 @@ def turn_of(work, n):
 @device
 def part_from(work, j, part):
     """Which part this warp takes next: this one of the j-th item or, if there is none, a later item's."""
-    count, at, first = work[own_at() + COUNT], item_at(j), i32(member())
+    count, at, first = work[own_at(work) + COUNT], item_at(work, j), i32(member())
     while j < count and part >= work[at + PARTS]:
         j, at, part = i32(j + 1), i32(at + ITEM), first
     return j, part
@@ -210,8 +216,9 @@ def asker():
 @device
 def ask_keys(block, j, part, layer, model, cache, q):
     """One warp: the keys of a part of the j-th item are on their way to its place, and new queries to theirs."""
-    work, at = arena_view(block.shared, WORK, LISTED, model.eos), item_at(j)
-    if lane_id() == asker() and j < work[own_at() + COUNT]:
+    work = arena_view(block.shared, WORK, LISTED, model.eos)
+    at = item_at(work, j)
+    if lane_id() == asker() and j < work[own_at(work) + COUNT]:
         came, d, size = mbarriers(block.shared, coming_at(), 2), opaque(i64(model.head_dim)), i64(0)
         if part < work[TEAM] and work[at + FRESH] != 0:
             size = i64(work[at + ITS_HEADS]) * d
@@ -225,8 +232,9 @@ def ask_keys(block, j, part, layer, model, cache, q):
 @device
 def ask_values(block, j, part, layer, model, cache):
     """One warp: the values of a part of the j-th item are on their way to its place."""
-    work, at = arena_view(block.shared, WORK, LISTED, model.eos), item_at(j)
-    if lane_id() == asker() and j < work[own_at() + COUNT]:
+    work = arena_view(block.shared, WORK, LISTED, model.eos)
+    at = item_at(work, j)
+    if lane_id() == asker() and j < work[own_at(work) + COUNT]:
         came, d = mbarriers(block.shared, coming_at(), 2), opaque(i64(model.head_dim))
         mbarrier_expect_bytes(came, VALUES_CAME, 2 * seen_of(work, at, part) * d)
         to = arena_view(block.shared, values_at(work, d), PART * d, cache.values)
@@ -278,7 +286,7 @@ def queries_at(work):
 @device
 def part_at(work, n, part):
     """Where what a part of the team's n-th item gives begins in the arena."""
-    buffer = i32(i32(team() << work[TURNS]) + buffer_of(work, n))
+    buffer = i32(i32(team(work) << work[TURNS]) + buffer_of(work, n))
     return i64(i32(work[PARTS_AT] + i32(buffer * MOST_PARTS + part) * work[CHUNK_SIZE]))
 
 
@@ -288,18 +296,18 @@ def merge_item(block, at, n, rows, model, act, in_fragments):
 
     Behind its last chunk of a row's unit a team says how many it had, and the last to do so merges the chunks.
     """
-    work, meetings = arena_view(block.shared, WORK, LISTED, model.eos), mbarriers(block.shared, meetings_at(), 8)
-    first, buffer = i32(member() - work[at + TURN]), i64(buffer_of(work, n))
+    work = arena_view(block.shared, WORK, LISTED, model.eos)
+    meetings = mbarriers(block.shared, meetings_at(work), 8)
+    first, buffer = i32(merger(work) - work[at + TURN]), i64(buffer_of(work, n))
     if first < 0:
-        first = i32(first + work[TEAM])
+        first = i32(first + work[MERGERS])
     head = first
-    if head < work[at + ITS_HEADS]:
-        if work[at + DONE] > 1:  # the chunks before have been merged, by all warps
-            mbarrier_wait(meetings, MERGED + i64(buffer_of(work, i32(n - 1))), turn_of(work, i32(n - 1)))
-        mbarrier_wait(meetings, GIVEN + buffer, turn_of(work, n))
+    if head < work[at + ITS_HEADS] and work[at + DONE] > 1:  # the chunks before have been merged, by all warps
+        mbarrier_wait(meetings, MERGED + i64(buffer_of(work, i32(n - 1))), turn_of(work, i32(n - 1)))
+    mbarrier_wait(meetings, GIVEN + buffer, turn_of(work, n))  # also where there is no head: not to be too early
     while head < work[at + ITS_HEADS]:
         merge_parts(block, at, n, head, rows, model, act, in_fragments)
-        head = i32(head + work[TEAM])
+        head = i32(head + work[MERGERS])
         warp_barrier()  # all have read the weights, and what parts have given
     if lane_id() == 0:
         mbarrier_arrive(meetings, MERGED + buffer)
@@ -310,7 +318,7 @@ def merge_item(block, at, n, rows, model, act, in_fragments):
             last = is_last(act.arrived, work[at + UNIT] * HEADS + i64(head), work[at + DONE], chunks)
             if last:
                 merge_chunks(block, at, head, rows, model, act, in_fragments)
-            head = i32(head + work[TEAM])
+            head = i32(head + work[MERGERS])
             warp_barrier()  # all have read the weights
 
 

@@ -45,13 +45,14 @@ from .staging import (
 from .work_list import CHUNK, FIRST_ITEM, LENGTH, ROW, SLOT, chunks_of, entry_of, octets
 
 (
-    ENTRIES, NOTED, MOST, TEAM, IN_BLOCK, TURNS,
+    ENTRIES, NOTED, MOST, TEAM, IN_BLOCK, FIRST_MERGER, MERGERS, TURNS,
     PLACES_AT, QUERIES_AT, UNIT_SIZE, PARTS_AT, CHUNK_SIZE, BY_TEAM,
-) = range(OWN, OWN + 12)  # fmt: skip
+) = range(OWN, OWN + 14)  # fmt: skip
 """Words of the list of work, behind its entries: how many of these there are; how many of a team's items come
 before those that are noted, and how many the team that has most of them has. The warps of a team, and the teams;
-how many buffers there are for what the parts of an item give, as a power of two. Where the warps' places for keys
-and values lie in the arena, those for queries, the floats of one of these; where the teams' buffers lie, and the
+which warp is the first that merges, or 0 if teams do that themselves, and how many merge for a team; how many
+buffers there are for what the parts of an item give, as a power of two. Where the warps' places for keys and
+values lie in the arena, those for queries, the floats of one of these; where the teams' buffers lie, and the
 floats of what a part gives, or a chunk. Then the words of each team."""
 
 FIRST, END, COUNT, ITEMS = range(4)
@@ -112,15 +113,34 @@ def fits(config: ModelConfig, page_size: int, room: int) -> bool:
 
 
 @device
-def team():
+def team(work):
     """The number of this warp's team in its block."""
-    return i32(i32(warp_id()) >> 3)
+    return i32(min(i32(i32(warp_id()) >> 3), i32(work[IN_BLOCK] - 1)))
 
 
 @device
 def member():
-    """The number of this warp in its team."""
+    """The number of this warp in its team, if it attends."""
     return i32(i32(warp_id()) & i32(MOST_PARTS - 1))
+
+
+@device
+def attends(work):
+    """Whether this warp attends to parts of items."""
+    return i32(i32(warp_id()) >> 3) == team(work) and member() < work[TEAM]
+
+
+@device
+def merger(work):
+    """The number of this warp among those that merge what its team's parts give; less than 0, if it is none.
+
+    Those are the team itself or, where a block has one team and more warps, others.
+    """
+    n = i32(warp_id())
+    if work[FIRST_MERGER] == 0:
+        n = member()
+    n = i32(n - work[FIRST_MERGER])
+    return n if n < work[MERGERS] else i32(-1)
 
 
 @device
@@ -130,9 +150,9 @@ def coming_at():
 
 
 @device
-def meetings_at():
+def meetings_at(work):
     """Where the mbarriers of this warp's team begin."""
-    return i64(i32(MEETINGS + MEETINGS_OF_TEAM * team()))
+    return i64(i32(MEETINGS + MEETINGS_OF_TEAM * team(work)))
 
 
 @device
@@ -157,7 +177,8 @@ def note_own(block, n, limit, beyond, model, cache, act):
         deal_items(work, i64(block.id), i64(block.blocks), n)
         meetings = mbarriers(block.shared, MEETINGS, TEAMS * MEETINGS_OF_TEAM >> 1)
         for meeting in range(TEAMS * MEETINGS_OF_TEAM >> 1):
-            mbarrier_init(meetings, meeting, i64(work[TEAM]))
+            merged = i32(meeting & 7) >= i32(MERGED)
+            mbarrier_init(meetings, meeting, i64(work[MERGERS] if merged else work[TEAM]))
     if lane_id() == 0 and warp_id() < TEAMS * MOST_PARTS:
         came = mbarriers(block.shared, coming_at(), 2)
         kept = arena_view(block.shared, coming_at(), COMING_SIZE, model.eos)
@@ -206,6 +227,9 @@ def note_places(work, size, limit, beyond, model):
         turns = i32(turns - 1)
     work[IN_BLOCK] = i32(teams)
     work[TEAM] = i32(team)
+    others = i64(0) if both else min(i64(warps()) - team, i64(MOST_PARTS))
+    work[FIRST_MERGER] = i32(team if others > 0 else i64(0))
+    work[MERGERS] = i32(others if others > 0 else team)
     work[TURNS] = turns
     work[PLACES_AT] = i32(keys)
     work[QUERIES_AT] = i32(at)
@@ -284,4 +308,4 @@ def note_item(work, at, item, j, own, model, act):
     work[at + CHUNKS] = i32(chunks)
     work[at + DONE] = i32(done)
     work[at + FRESH] = i32(int(chunk == 0) | int(j == 0))
-    work[at + TURN] = i32(divide(j * heads, i64(work[TEAM]))[1])
+    work[at + TURN] = i32(divide(j * heads, i64(work[MERGERS]))[1])

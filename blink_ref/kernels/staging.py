@@ -45,7 +45,7 @@ MOST_NOTED = 16
 ITEM = 10 + 2 * MOST_PARTS
 """Words of what is noted of an item."""
 
-LISTED = OWN + 11 + TEAMS * (3 + MOST_NOTED * ITEM)
+LISTED = OWN + 13 + TEAMS * (3 + MOST_NOTED * ITEM)
 """Words of the list, and of that."""
 
 WORK = PLACES + 2 * MOST_ROWS

@@ -82,20 +82,26 @@ def _scores(arena, keys, j, heads, d):
     g, piece, left = i32(lane_id() >> 2), i32(i32(lane_id() & 3) * 8), i32(d)
     at, across = j + i64(i32(min(g, i32(heads - 1)) * i32(d) + piece)), u32(d) * u32(16)
     mine = u32(shared_address(keys, i64(i32(g * i32(d) + piece))))
+    a, b, further = _four(arena, at), _four(arena, at + 4), _four_pieces(mine, across)
     while left > 0:
         left = _keep_rolled(left)
-        a, b = _four(arena, at), _four(arena, at + 4)
         (h0, l0), (h1, l1) = split(a[0], a[1]), split(a[2], a[3])
         (h2, l2), (h3, l3) = split(b[0], b[1]), split(b[2], b[3])
-        one, two = (h0, l0, h1, l1), (h2, l2, h3, l3)
-        x, y = load_piece(mine), load_piece(u32(mine + across))
-        z, w = load_piece(u32(mine + across * u32(2))), load_piece(u32(mine + across * u32(3)))
+        one, two, (x, y, z, w) = (h0, l0, h1, l1), (h2, l2, h3, l3), further
+        at, mine = at + 32, u32(mine + u32(64))
+        a, b, further = _four(arena, at), _four(arena, at + 4), _four_pieces(mine, across)  # in vain, at the end
         s0, s1 = multiply(s0, one, x[0], x[1]), multiply(s1, one, y[0], y[1])
         s2, s3 = multiply(s2, one, z[0], z[1]), multiply(s3, one, w[0], w[1])
         s0, s1 = multiply(s0, two, x[2], x[3]), multiply(s1, two, y[2], y[3])
         s2, s3 = multiply(s2, two, z[2], z[3]), multiply(s3, two, w[2], w[3])
-        at, mine, left = at + 32, u32(mine + u32(64)), i32(left - 32)
+        left = i32(left - 32)
     return s0, s1, s2, s3
+
+
+@cuda.jit(device=True)
+def _four_pieces(at, apart):
+    x, y = load_piece(at), load_piece(u32(at + apart))
+    return x, y, load_piece(u32(at + apart * u32(2))), load_piece(u32(at + apart * u32(3)))
 
 
 @cuda.jit(device=True)

@@ -12,7 +12,6 @@ from . import vocabulary as words
 from .lowering import (
     COMMON,
     DEFAULT,
-    F32,
     I16,
     I32,
     I64,
@@ -67,29 +66,19 @@ define_by(words.warp_id)(lambda: lambda: thread_id() >> 5)
 define_by(words.warps)(lambda: lambda: (block_threads() + 31) >> 5)
 
 
-def arena(nothing):
-    """The block's dynamic shared memory as float32 [n]; `nothing` is 0, as int64. A word of this file only.
-
-    From compute capability 9.0 on, ptxas makes the address anew wherever it knows that it is this memory's: three
-    instructions, for the first of which a warp waits for 40 clocks. It does not know that `nothing` is 0.
-    """
+def arena():
+    """The block's dynamic shared memory as float32 [n]. A word of this file only."""
     raise NotImplementedError("compiled code only")
 
 
 @define(arena)
-def _(typing_context, nothing):
-    returns = types.Array(types.float32, 1, "C")
-
+def _(typing_context):
     def codegen(context, builder, signature, args):
-        made = cudaimpl._generic_array(
+        return cudaimpl._generic_array(
             context, builder, (0,), types.float32, "arena", 3, can_dynsized=True, alignment=128
         )
-        array = context.make_array(returns)(context, builder, made)
-        there = builder.addrspacecast(array.data, F32.as_pointer(3))
-        array.data = builder.addrspacecast(builder.gep(there, [args[0]]), F32.as_pointer())
-        return array._getvalue()
 
-    return returns(types.int64), codegen
+    return types.Array(types.float32, 1, "C")(), codegen
 
 
 def define_text(word: Any, text: str) -> None:

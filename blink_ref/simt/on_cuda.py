@@ -163,11 +163,11 @@ def kernel(fn: DeviceFunction, lanes: int, given: Any) -> Any:
     @cuda.jit(launch_bounds=(lanes, 1))
     def run(words):
         grid, args = made(words)
-        turn = cuda.shared.array(3, u32)
+        shared = arena()
+        turn = cuda.shared.array(2, u32)
         if cuda.threadIdx.x == 0:
-            turn[0] = turn[1] = turn[2] = u32(0)
+            turn[0] = turn[1] = u32(0)
         cuda.syncthreads()
-        shared = arena(i64(turn[2]))
         body(Block(i64(cuda.blockIdx.x), i64(cuda.gridDim.x), shared, grid, turn, i64(0)), *args)
 
     if fn.kept_on_disk:
