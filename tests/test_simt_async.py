@@ -165,8 +165,8 @@ GENERATIONS = pytest.mark.parametrize("cc", [(7, 5), (8, 0), (9, 0)], ids=["7.5"
 
 BULK = (
     "mbarrier.init.shared::cta.b64",
-    "fence.mbarrier_init.release.cluster",
-    "fence.proxy.async",
+    "fence.proxy.async.shared::cta",
+    "fence.proxy.async.global",
     "mbarrier.arrive.shared::cta.b64",
     "mbarrier.arrive.expect_tx.shared::cta.b64",
     "mbarrier.try_wait.parity.shared::cta.b64",

@@ -164,6 +164,7 @@ def layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, 
         stamp(plan, LAYER, layer == timed and kind == packing.PROJECT)
         stamp(plan, LAYERS, timed >= 0 and kind == packing.LOGITS)
         if kind == packing.ATTENDED:
+            watch_aside(block, window, plan, layer, model)
             if pauses(block, rows, model):
                 stream.drain(block, model, stage, parity)
             stream.keep_stage(block, model, stage, parity)  # attention needs the registers
@@ -192,14 +193,22 @@ def layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, 
             plan = plan_of(plans, now)
             rows, timed = i64(plan.count[ROWS]), timed_layer(block, plan)
             stream.settle(block, model, asked_until(block, plan, number - 1, model), owed)
-            if kind == packing.GATED and block.id == 0 and thread_id() == block_threads() - 1:
-                watch(window, plan, layer + 1, i64(model.layers))  # takes a while, and nobody waits for it here
             prepared = stream.prepare(block, rows, min(number, 4 * i64(model.layers)), model)
             grid_wait(block)
             stamp(plan, stamp_after(kind), layer == timed)
             if kind == packing.LOWERED and plan.count[INTERRUPTED] == layer + 1:
                 stream.drain(block, model, stage, parity)
                 number = products_of(plan, model)
+
+
+@device
+def watch_aside(block, window, plan, layer, model):
+    """During attention, see whether an urgent request has rung: by the last lane of the first block.
+
+    It takes a while to read what lies across PCIe, and no block has fewer items than the first one.
+    """
+    if block.id == 0 and thread_id() == block_threads() - 1:
+        watch(window, plan, layer + 1, i64(model.layers))
 
 
 @device
@@ -262,13 +271,12 @@ def layers_in_tiles(block, window, plans, now, sampling, cache, model, act):
             if kind == tiles.LOGITS:
                 break
             plan, place = plan_of(plans, now), i32(stamp_after(kind))
-            if kind == tiles.LOWERED and timed_layer(block, plan) >= 0:
-                watch(window, plan, layer + 1, i64(model.layers))
             kind = i32(kind + 1)
             if kind == tiles.LOGITS and layer + 1 < model.layers:
                 kind = i32(tiles.PROJECT)
             ready = kind != tiles.ATTENDED and kind != tiles.LOGITS
         elif kind == tiles.ATTENDED:
+            watch_aside(block, window, plan, layer, model)
             attend_in_tiles(block, i64(plan.count[CHUNKS]), rows, layer, model, cache, act.q, act.attended)
             if act.most_chunks > 0:
                 barrier()  # tiles are finished with the arena

@@ -305,11 +305,9 @@ def _put_sums(out, at, rows, sums):
 def _ask(out, k, w, x, tile, begins):
     """:func:`.vocabulary.dots_ask`, by a block of 16 warps."""
     if begins:
+        if thread_id() < 2 * STAGES_OF_FEW:
+            mbarrier_init(mbarriers(out, k + BARS, 2 * STAGES_OF_FEW), thread_id(), WORKERS)
         if thread_id() == 0:
-            bars = mbarriers(out, k + BARS, 2 * STAGES_OF_FEW)
-            for stage in range(STAGES_OF_FEW):
-                mbarrier_init(bars, FULL + stage, WORKERS)
-                mbarrier_init(bars, EMPTY + stage, WORKERS)
             out[k + STATE] = f32(0.0)
             out[k + STATE + 1] = f32(0.0)
         barrier()

@@ -53,8 +53,7 @@ NARROW = "cvt.rn.bf16.f32 $0, $1;"
 # An mbarrier at a shared address begins phase 0; then the asynchronous proxy can see it.
 MBARRIER_INIT = """
 mbarrier.init.shared::cta.b64 [$0], $1;
-fence.mbarrier_init.release.cluster;
-fence.proxy.async;
+fence.proxy.async.shared::cta;
 """
 
 # An arrival at an mbarrier, which releases to the block; the second adds to the bytes of the phase first.
@@ -71,8 +70,9 @@ selp.u32 $0, 1, 0, complete;
 # $2 bytes from global [$1] to shared [$0], counted on the mbarrier at [$3] when they are there.
 COPY_ASYNC = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
 
-# Orders ordinary accesses before it with asynchronous copies after it.
-ASYNC_FENCE = "fence.proxy.async;"
+# Orders ordinary accesses before it with asynchronous copies after it, in both memories. Without a space, ptxas
+# adds a fence of all the GPU's accesses, which waits for all that the lane has on its way.
+ASYNC_FENCE = "fence.proxy.async.shared::cta; fence.proxy.async.global;"
 
 # An mbarrier's word in shared memory, where the hardware has no mbarriers that count bytes.
 LOAD_SHARED = "ld.acquire.cta.shared.u64 $0, [$1];"
