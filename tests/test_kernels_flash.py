@@ -31,7 +31,7 @@ def attend_alone(block, plan, chunks, rows, layer, model, cache, q, attended):
     poison_arena(block)
     list_work(block, plan, chunks, False, False, model)
     barrier()
-    flash.attend_in_tiles(block, chunks, rows, layer, model, cache, q, attended)
+    flash.attend_in_tiles(block, rows, layer, model, cache, q, attended)
 
 
 LANES = {"python": 8, "cpu": 1, "cuda": 512}

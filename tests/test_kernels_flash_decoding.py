@@ -39,7 +39,7 @@ def attend_alone(block, plan, rows, limit, beyond, layer, model, cache, act):
     poison_arena(block)
     list_work(block, plan, rows, True, True, model)
     barrier()
-    flash_items.note_own(block, rows, limit, beyond, model, cache, act)
+    flash_items.note_own(block, limit, beyond, model, cache, act)
     barrier()
     flash_decoding.attend_in_chunks(block, rows, layer, model, cache, act, True)
 

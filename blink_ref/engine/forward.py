@@ -89,7 +89,7 @@ def begin_step(block, plan, rows, first_layer, model, cache, act, packed):
                     limit = stream.rope_at(block, model)
                     if pauses(block, rows, model):
                         beyond = stream.stages_at(block)
-                note_own(block, entries, limit, beyond, model, cache, act)
+                note_own(block, limit, beyond, model, cache, act)
     return stage, parity, streamed
 
 
@@ -277,7 +277,7 @@ def layers_in_tiles(block, window, plans, now, sampling, cache, model, act):
             ready = kind != tiles.ATTENDED and kind != tiles.LOGITS
         elif kind == tiles.ATTENDED:
             watch_aside(block, window, plan, layer, model)
-            attend_in_tiles(block, i64(plan.count[CHUNKS]), rows, layer, model, cache, act.q, act.attended)
+            attend_in_tiles(block, rows, layer, model, cache, act.q, act.attended)
             if act.most_chunks > 0:
                 barrier()  # tiles are finished with the arena
                 attend_in_chunks(block, rows, layer, model, cache, act, False)

@@ -39,7 +39,7 @@ from ..simt.vocabulary import (
 )
 from .packing import block_row_at
 from .staging import ENTRY, LISTED, SCRATCH, WORK
-from .work_list import FIRST_TILE, LENGTH, ROW, SLOT, entry_of, most_queries, rows_of_tile
+from .work_list import ENTRIES, FIRST_TILE, LENGTH, ROW, SLOT, entry_of, most_queries, rows_of_tile
 
 LARGEST = 256
 """Most elements of a head."""
@@ -120,10 +120,10 @@ def queries_of(shared, model):
 
 
 @device
-def note_tile(shared, chunks, tile, model):
+def note_tile(shared, tile, model):
     """What a tile is of: in the arena, since the sums take the registers. One lane."""
     work, of = arena_view(shared, WORK, LISTED, model.eos), arena_view(shared, SCRATCH, NOTED, model.eos)
-    entry = ENTRY * entry_of(work, chunks, FIRST_TILE, tile)
+    entry = ENTRY * entry_of(work, i64(work[ENTRIES]), FIRST_TILE, tile)
     part, kv_head = divide(i64(tile - work[entry + FIRST_TILE]), opaque(i64(model.kv_heads)))
     before = part * rows_of_tile(model)
     of[NUMBER] = i32(tile)
@@ -256,12 +256,12 @@ def put_attended(shared, across, model, attended):
 
 
 @device
-def begin_tile(shared, chunks, tile, layer, model, cache, q):
+def begin_tile(shared, tile, layer, model, cache, q):
     """The tile's queries and first positions, once a barrier is behind it; nothing is known of its sums."""
     most = most_positions(opaque(i64(model.head_dim)))
     barrier()  # the tile before is finished with the arena
     if thread_id() == 0:
-        note_tile(shared, chunks, tile, model)
+        note_tile(shared, tile, model)
     barrier()
     note_positions(shared, i64(0), 2 * most, layer, model, cache)
     barrier()
@@ -275,14 +275,14 @@ def begin_tile(shared, chunks, tile, layer, model, cache, q):
 
 
 @device
-def attend_tile(block, chunks, tile, across, layer, model, cache, q, attended):
+def attend_tile(block, tile, across, layer, model, cache, q, attended):
     """One tile of queries over all positions that its last row sees; `across` rows are attended in all.
 
     While the positions of one stage are multiplied, those of the next come. In every other warp that is seen to
     first, in the others last, so that tensor cores have something to do at all times.
     """
     shared = block.shared
-    held, first = begin_tile(shared, chunks, tile, layer, model, cache, q), i32(0)
+    held, first = begin_tile(shared, tile, layer, model, cache, q), i32(0)
     while first < of_tile(shared, model, LENGTH):
         most = most_positions(opaque(i64(model.head_dim)))
         brings_first = ((warp_id() ^ (warp_id() >> 2)) & 1) > 0  # of the four warps of a scheduler, two
@@ -300,13 +300,13 @@ def attend_tile(block, chunks, tile, across, layer, model, cache, q, attended):
 
 
 @device
-def attend_in_tiles(block, chunks, rows, layer, model, cache, q, attended):
-    """As :func:`.attention.attend`, for many rows: the tiles of so many chunks. Blocks share them out.
+def attend_in_tiles(block, rows, layer, model, cache, q, attended):
+    """As :func:`.attention.attend`, for many rows: the tiles of the listed chunks. Blocks share them out.
 
     What is attended is written as :func:`.vocabulary.block_put` does. All blocks call it, after a grid barrier
     behind the queries, keys and values, and :func:`.list_work`; it ends without one.
     """
     work, tile = arena_view(block.shared, WORK, LISTED, model.eos), i32(block.id)
-    while tile < work[ENTRY * chunks + FIRST_TILE]:
-        attend_tile(block, chunks, tile, rows, layer, model, cache, q, attended)
+    while tile < work[ENTRY * i64(work[ENTRIES]) + FIRST_TILE]:  # anew each time: sums need the registers
+        attend_tile(block, tile, rows, layer, model, cache, q, attended)
         tile = i32(of_tile(block.shared, model, NUMBER) + block.blocks)

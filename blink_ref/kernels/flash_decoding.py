@@ -146,6 +146,7 @@ def attend_noted(block, rows, layer, model, cache, act, in_fragments):
                 next_j, next_part = part_from(work, j, i32(part + work[TEAM]))
                 attend_part(block, at, n, part, parity, next_j, next_part, layer, model, cache, act.q)
                 part, parity = i32(part + work[TEAM]), i32(parity ^ 1)
+            warp_barrier()  # none waits any more: a phase may end twice before it has looked
             if lane_id() == 0:
                 mbarrier_arrive(meetings, GIVEN + buffer)
         if at_merging and j >= late:
@@ -309,6 +310,7 @@ def merge_item(block, at, n, rows, model, act, in_fragments):
         merge_parts(block, at, n, head, rows, model, act, in_fragments)
         head = i32(head + work[MERGERS])
         warp_barrier()  # all have read the weights, and what parts have given
+    warp_barrier()  # none waits any more, as above
     if lane_id() == 0:
         mbarrier_arrive(meetings, MERGED + buffer)
     if work[at + DONE] > 0 and work[at + CHUNKS] > 1:

@@ -37,23 +37,22 @@ from .staging import (
     MEETINGS_OF_TEAM,
     MOST_NOTED,
     MOST_PARTS,
-    OWN,
     SCRATCH,
     TEAMS,
     WORK,
 )
-from .work_list import CHUNK, FIRST_ITEM, LENGTH, ROW, SLOT, chunks_of, entry_of, octets
+from .work_list import CHUNK, ENTRIES, FIRST_ITEM, LENGTH, ROW, SLOT, chunks_of, entry_of, octets
 
 (
-    ENTRIES, NOTED, MOST, TEAM, IN_BLOCK, FIRST_MERGER, MERGERS, TURNS,
+    NOTED, MOST, TEAM, IN_BLOCK, FIRST_MERGER, MERGERS, TURNS,
     PLACES_AT, QUERIES_AT, UNIT_SIZE, PARTS_AT, CHUNK_SIZE, BY_TEAM,
-) = range(OWN, OWN + 14)  # fmt: skip
-"""Words of the list of work, behind its entries: how many of these there are; how many of a team's items come
-before those that are noted, and how many the team that has most of them has. The warps of a team, and the teams;
-which warp is the first that merges, or 0 if teams do that themselves, and how many merge for a team; how many
-buffers there are for what the parts of an item give, as a power of two. Where the warps' places for keys and
-values lie in the arena, those for queries, the floats of one of these; where the teams' buffers lie, and the
-floats of what a part gives, or a chunk. Then the words of each team."""
+) = range(ENTRIES + 1, ENTRIES + 14)  # fmt: skip
+"""Words of the list of work, behind its entries and their number: how many of a team's items come before those
+that are noted, and how many the team that has most of them has. The warps of a team, and the teams; which warp is
+the first that merges, or 0 if teams do that themselves, and how many merge for a team; how many buffers there are
+for what the parts of an item give, as a power of two. Where the warps' places for keys and values lie in the
+arena, those for queries, the floats of one of these; where the teams' buffers lie, and the floats of what a part
+gives, or a chunk. Then the words of each team."""
 
 FIRST, END, COUNT, ITEMS = range(4)
 """Words of a team: its first item and the one behind its last; how many are noted. Then what is noted of them."""
@@ -165,8 +164,8 @@ def heads_of(model, unit):
 
 
 @device
-def note_own(block, n, limit, beyond, model, cache, act):
-    """Note, once for all layers of a step, which items of n entries are each team's, and what is known of them.
+def note_own(block, limit, beyond, model, cache, act):
+    """Note, once for all layers of a step, which of the listed items are each team's, and what is known of them.
 
     The arena is used up to `limit`; and from `beyond` on to its end for keys and values, if those of more warps go
     there. All lanes, behind :func:`.list_work` and a barrier; a barrier is to follow.
@@ -174,7 +173,7 @@ def note_own(block, n, limit, beyond, model, cache, act):
     work = arena_view(block.shared, WORK, LISTED, model.eos)
     if thread_id() == 0:
         note_places(work, i64(block.shared.shape[0]), limit, beyond, model)
-        deal_items(work, i64(block.id), i64(block.blocks), n)
+        deal_items(work, i64(block.id), i64(block.blocks))
         meetings = mbarriers(block.shared, MEETINGS, TEAMS * MEETINGS_OF_TEAM >> 1)
         for meeting in range(TEAMS * MEETINGS_OF_TEAM >> 1):
             merged = i32(meeting & 7) >= i32(MERGED)
@@ -192,16 +191,15 @@ def note_own(block, n, limit, beyond, model, cache, act):
 
 
 @device
-def deal_items(work, block, blocks, n):
-    """Which items of n entries the teams of a block have. One lane."""
-    items, teams, most = i64(work[ENTRY * n + FIRST_ITEM]), i64(work[IN_BLOCK]), i32(0)
+def deal_items(work, block, blocks):
+    """Which items the teams of a block have. One lane."""
+    items, teams, most = i64(work[ENTRY * i64(work[ENTRIES]) + FIRST_ITEM]), i64(work[IN_BLOCK]), i32(0)
     for team in range(teams):
         first = i32(first_of_share(items, block * teams + team, blocks * teams))
         end = i32(first_of_share(items, block * teams + team + 1, blocks * teams))
         work[BY_TEAM + team * OF_TEAM + FIRST] = first
         work[BY_TEAM + team * OF_TEAM + END] = end
         most = i32(max(most, i32(end - first)))
-    work[ENTRIES] = i32(n)
     work[MOST] = most
 
 

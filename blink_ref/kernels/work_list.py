@@ -7,7 +7,7 @@ single row has *items* (:mod:`.flash_decoding`), if the attention of single rows
 
 from ..simt import device
 from ..simt.vocabulary import HEADS, arena_view, barrier, block_threads, divide, i32, i64, opaque, thread_id
-from .staging import ENTRY, LISTED, WORK
+from .staging import ENTRY, LISTED, OWN, WORK
 
 CHUNK = 256
 """Positions of an item of work: fixed, since the order of a row's additions follows from it."""
@@ -15,6 +15,8 @@ CHUNK = 256
 ROW, LENGTH, SLOT, FIRST_ITEM, FIRST_TILE = range(ENTRY)
 """Words of an entry: its first row, how many positions that sees, its slot; how many items and how many tiles the
 entries before it have."""
+ENTRIES = OWN
+"""Where it is noted in the list how many entries it has."""
 
 
 @device
@@ -44,6 +46,7 @@ def list_work(block, plan, n, of_rows, in_items, model):
         i += block_threads()
     barrier()
     if thread_id() == 0:
+        work[ENTRIES] = i32(n)
         first_item, first_tile, i = i32(0), i32(0), i64(0)
         while i < n:
             of_entry, tiles_of_entry = work[ENTRY * i + FIRST_ITEM], work[ENTRY * i + FIRST_TILE]
