@@ -46,13 +46,12 @@ REDUNDANT = {
         "where there are penalties, another barrier follows before `adjusted` is touched again; where there are "
         "none, each lane reads what it has written itself"
     ),
-    "kernels.flash_decoding.merge_item: warp_barrier 2": (
-        "another one stands before the weights are written again: in `is_last`, and in front of what a warp says "
-        "of its parts of the next item"
+    "kernels.flash_decoding.attend_noted: warp_barrier 1": (
+        "it stands for a team without items, where another one has some: in Python a block has one team"
     ),
-    "kernels.flash_decoding.fetch_queries: mbarrier_wait 1": (
-        "it keeps the queries of the unit after the next from taking the place of those at which a warp still is; "
-        "in Python a block has no three units between two barriers. On CUDA it has up to 32"
+    "kernels.flash_decoding.merge_item: mbarrier_wait 1": (
+        "in Python there are two warps and four heads, so a head's chunks are merged by one warp, in order; on "
+        "CUDA by eight warps in turn"
     ),
     "kernels.stream.begin: async_fence 1": (
         "it orders copies with what tiles have written where the stages are, and keys and values, on CUDA: in "

@@ -237,7 +237,8 @@ def run(seed: int) -> list[Count]:
         partial = memory.poisoned(rows * chunks * flash_items.part_size(MODEL.head_dim, MODEL.heads))
         act = act._replace(partial=partial, arrived=np.zeros(rows * HEADS, np.int32), most_chunks=chunks)
     args = *most, cache, model._replace(tiles=in_tiles), act, context
-    with narrow_pieces(3 if seed > 3 else 1):  # buffers are used again, or others are always noted
+    noted, turns = (3, 1) if seed > 3 else (1, 0)  # two buffers are used again, or others are always noted
+    with narrow_pieces(noted, turns):
         return check(
             serve,
             settings.blocks,
@@ -257,7 +258,7 @@ def run(seed: int) -> list[Count]:
 
 
 @contextmanager
-def narrow_pieces(most_noted: int) -> Iterator[None]:
+def narrow_pieces(most_noted: int, most_turns: int) -> Iterator[None]:
     """Tiles of this model, too, are cut in pieces, its strips, its texts; and two strips' sums wait at most."""
     changes = [
         (deal, "LEAST_STEPS", 1),
@@ -271,6 +272,7 @@ def narrow_pieces(most_noted: int) -> Iterator[None]:
         *((module, "HALF", PART // 2) for module in (flash_items, flash_decoding)),
         (flash_items, "MOST_NOTED", most_noted),
         (flash_decoding, "MOST_NOTED", most_noted),
+        (flash_items, "MOST_TURNS", most_turns),
         (flash, "COLUMNS", CHUNK),
         (flash, "TILE_POSITIONS", CHUNK),  # so that tiles go through several stages
         (vocabulary, "TILE_POSITIONS", CHUNK),

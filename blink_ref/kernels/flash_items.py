@@ -68,6 +68,9 @@ OF_TEAM = ITEMS + MOST_NOTED * ITEM
 HALF = PART >> 1
 """Positions that lie side by side: pages have a multiple of them."""
 
+MOST_TURNS = 2
+"""There are at most four buffers for what the parts of an item give: as a power of two."""
+
 AT_ONCE = 32
 """Chunks that are merged at a time."""
 WEIGHTS = SCRATCH
@@ -220,7 +223,7 @@ def note_places(work, size, limit, beyond, model):
         keys = i64(FREE)
     both = near >= TEAMS * MOST_PARTS and warps() >= TEAMS * MOST_PARTS
     team, teams = min(near, i64(min(warps(), MOST_PARTS))), i64(TEAMS if both else 1)
-    at, turns = FREE + teams * team * place, i32(2)
+    at, turns = FREE + teams * team * place, i32(MOST_TURNS)
     while turns > 0 and at + teams * (team * queries + (MOST_PARTS << turns) * given) > limit:
         turns = i32(turns - 1)
     work[IN_BLOCK] = i32(teams)
