@@ -262,7 +262,7 @@ def note_items(block, before, model, cache, act):
         if j == 0 and half == 0:
             work[own + COUNT] = i32(min(i32(MOST_NOTED), max(i32(0), i32(work[own + END] - item))))
         if item < work[own + END]:
-            note_half(work, own + ITEMS + ITEM * j, item, half, own, model, cache)
+            note_half(work, own + ITEMS + ITEM * j, item, half, model, cache)
             if half == 0:
                 note_item(work, own + ITEMS + ITEM * j, item, j, own, model, act)
         e += block_threads()
@@ -278,7 +278,7 @@ def entry_and_chunk(work, item):
 
 
 @device
-def note_half(work, at, item, half, own, model, cache):
+def note_half(work, at, item, half, model, cache):
     """Where half a part of an item lies in a layer of the cache, or 0 if it has none. One lane."""
     entry, unit, chunk = entry_and_chunk(work, item)
     position, place = chunk * CHUNK + half * HALF, i64(0)
