@@ -166,7 +166,6 @@ GENERATIONS = pytest.mark.parametrize("cc", [(7, 5), (8, 0), (9, 0)], ids=["7.5"
 BULK = (
     "mbarrier.init.shared::cta.b64",
     "fence.proxy.async.shared::cta",
-    "fence.proxy.async.global",
     "mbarrier.arrive.shared::cta.b64",
     "mbarrier.arrive.expect_tx.shared::cta.b64",
     "mbarrier.try_wait.parity.shared::cta.b64",
