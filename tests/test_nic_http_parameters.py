@@ -127,7 +127,8 @@ def test_a_client_that_leaves_ends_all_its_answers(tmp_path):
     with Bench(tmp_path).fake(delay=0.01).serve() as served:
         body = {**BODIES[COMPLETIONS], "n": 5, "max_tokens": 900, "stream": True}
         with served.http.stream("POST", COMPLETIONS, json=body) as response:
-            next(response.iter_lines())
+            lines = response.iter_lines()  # which leaves when it is forgotten
+            next(lines)
             wait_until_running(served.http, 5)
         wait_until_running(served.http, 0)
 
