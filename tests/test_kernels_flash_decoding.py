@@ -1,5 +1,8 @@
 """Attention of single rows, cut in chunks, held to the same specification as attention row by row."""
 
+import itertools
+from collections import Counter
+
 import numpy as np
 import pytest
 from kernel_bench import floats, fragment_values, kept_exactly, model_of, nans, plan_of, poison_arena, warps_of
@@ -145,36 +148,38 @@ def test_a_team_may_have_more_items_than_it_has_noted_at_a_time(target, lanes, r
 @pytest.mark.parametrize("room", ROOMS)
 @pytest.mark.parametrize("blocks", [1, 2, 5])
 def test_each_part_is_taken_once_and_its_keys_and_values_are_its_own(monkeypatch, blocks, room):
-    """Keys tell which positions they are of, and so do values: in Python each is copied at some time before."""
-    lengths, seen = [300, 5, 530, 1], []
+    """Each key says of which request, head and position it is, and that it is one; and so does each value."""
+    lengths, seen = [300, 5, 530, 1], Counter()
 
-    def note(which, arena, k, stored, n):
-        positions = (stored[: n * 32 : 32].astype(np.uint32) << 16).view(np.float32)
+    def note(stored, n):
+        marks = (stored[: n * 32].astype(np.uint32) << 16).view(np.float32).reshape(n, 32)[:, :5]
         if me().lane % me().warp.width == 0:
-            seen.append((which, int(k), tuple(positions.tolist())))
+            seen[tuple(map(tuple, marks.astype(int).tolist()))] += 1
 
     def heads_weigh(arena, k, keys, j, heads, d, n):
-        note("keys", arena, k, keys, n)
+        note(keys, n)
         return vocabulary.heads_weigh(arena, k, keys, j, heads, d, n)
 
     def heads_mix(arena, k, values, weights, heads, d, n):
-        note("values", arena, k, values, n)
+        note(values, n)
         vocabulary.heads_mix(arena, k, values, weights, heads, d, n)
 
     monkeypatch.setattr(flash_decoding, "heads_weigh", heads_weigh)
     monkeypatch.setattr(flash_decoding, "heads_mix", heads_mix)
     model, _, config = model_of(heads=4, kv_heads=2, head_dim=32)
     cache = empty_cache(model, len(lengths), max(lengths), 16, BF16)
+    expected = Counter()
     for slot, n in enumerate(lengths):
         numbers = np.zeros((2, n, 2, 32), np.float32)
-        numbers[..., 0] = (np.arange(n) % 256)[:, None] + 256 * (slot % 2)
+        for which, position, head in itertools.product(range(2), range(n), range(2)):
+            numbers[which, position, head, :5] = which, slot, head, position // 256, position % 256
         put(model, cache, slot, *kept_exactly(numbers, BF16))
+        for which, head, first in itertools.product(range(2), range(2), range(0, n, flash_items.PART)):
+            part = numbers[which, first : first + flash_items.PART, head, :5].astype(int)
+            expected[tuple(map(tuple, part.tolist()))] += 1
     q = floats(len(lengths), 4, 32, seed=9)
     attend("python", 8, config, model, cache, list(range(len(lengths))), lengths, q, blocks, room)
-    parts = [range(first, min(n, first + 32)) for n in lengths for first in range(0, n, 32) for _ in range(2)]
-    for which in ("keys", "values"):
-        assert sum(w == which for w, *_ in seen) == len(parts)
-    assert sum(len(positions) for *_, positions in seen) == 2 * sum(map(len, parts))
+    assert seen == expected
 
 
 def test_scores_that_grow_and_grow(target, lanes):

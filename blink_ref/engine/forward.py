@@ -205,7 +205,7 @@ def layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, 
 def watch_aside(block, window, plan, layer, model):
     """During attention, see whether an urgent request has rung: by the last lane of the first block.
 
-    It takes a while to read what lies across PCIe, and no block has fewer items than the first one.
+    It takes a while to read what lies across PCIe. No block has fewer items of single rows than the first one.
     """
     if block.id == 0 and thread_id() == block_threads() - 1:
         watch(window, plan, layer + 1, i64(model.layers))
