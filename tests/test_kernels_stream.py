@@ -11,7 +11,8 @@ from test_engine_model import SMALL_CLOSE, Steps, some_ids
 from blink_ref import simt
 from blink_ref.engine import memory
 from blink_ref.errors import BlinkError
-from blink_ref.kernels import packing, stream, tiles
+from blink_ref.kernels import packing, staging, stream, tiles
+from blink_ref.kernels.packing import kind_of
 from blink_ref.model.reference import Reference
 from blink_ref.model.weights import Weights
 from blink_ref.scheduler import state
@@ -181,6 +182,40 @@ def test_the_table_says_where_each_product_is_and_deals_its_strips_in_turn(shape
     before = np.cumsum(table[:, packing.STRIPS]) - table[:, packing.STRIPS]
     np.testing.assert_array_equal(table[:, packing.TURN], before % blocks)
     assert (table[:, packing.SHARE] * warps_in_block >= table[:, packing.STEPS]).all()
+
+
+@device
+def find_strips(block, model, first, left, source):
+    """Each block's first strip of each product, as it follows from what is noted; how many, and where they lie."""
+    stream.set_up(block, model)
+    barrier()
+    kinds = arena_view(block.shared, stream.KINDS, stream.ALL_KINDS, model.eos)
+    cursors = arena_view(block.shared, stream.CURSORS, stream.CURSOR * stream.MOST_WARPS, model.eos)
+    for product in range(first.shape[1]):
+        if thread_id() == 0:
+            first[block.id, product] = stream.first_strip(block, kinds, kind_of(model, product), product >> 2)
+            cursors[stream.PRODUCT] = product - 1
+            cursors[stream.STRIPS_LEFT] = 0
+            stream.turn_to_next(block, model, product + 1, cursors, 0)
+            left[block.id, product] = cursors[stream.STRIPS_LEFT]
+            source[block.id, product] = cursors[stream.NEXT]
+
+
+@pytest.mark.parametrize("layers", [1, 2, 5])
+@pytest.mark.parametrize("blocks", [1, 7, 200])
+def test_what_a_block_notes_of_the_kinds_of_products_says_the_same_of_each(blocks, layers):
+    config = replace(FITS, layers=layers, vocab=1000)
+    table = packing.table(config, blocks, 1)
+    model = memory.device_model(
+        config, Weights.random(config, seed=3), config.context, 0, 1, np.zeros(8, np.int16), table
+    )
+    first, left, source = (np.zeros((blocks, len(table)), np.int32) for _ in range(3))
+    simt.launch(find_strips, blocks, 1, model, first, left, source, target="python", shared=staging.SCRATCH)
+    strips, ids = table[:, packing.STRIPS], np.arange(blocks)[:, None]
+    np.testing.assert_array_equal(first, (ids - table[:, packing.TURN]) % blocks)
+    np.testing.assert_array_equal(left, np.maximum(0, -(-(strips - first) // blocks)))
+    there = table[:, packing.AT] + first * table[:, packing.STEPS]
+    np.testing.assert_array_equal(source[left > 0], there[left > 0])
 
 
 # --- steps

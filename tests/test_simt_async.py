@@ -175,7 +175,7 @@ PLAIN = ("ld.acquire.cta.shared.u64", "atom.cas.acq_rel.cta.shared.b64", "st.sha
 
 
 @GENERATIONS
-@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16, np.int16])
 def test_a_gpu_that_has_bulk_copies_uses_them_and_an_older_one_plain_code(cc, dtype):
     on_cuda = pytest.importorskip(
         "blink_ref.simt.on_cuda", reason="needs numba-cuda and ptxas: pip install 'blink-ref[cuda13]'"
@@ -190,3 +190,4 @@ def test_a_gpu_that_has_bulk_copies_uses_them_and_an_older_one_plain_code(cc, dt
         assert text in ptx, text
     for text in (*gone, "fence.proxy.async;"):  # without a space, it is a fence of the whole GPU
         assert text not in ptx, text
+    assert ("L2::cache_hint" in ptx) == (cc >= (9, 0) and dtype == np.int16)  # of packed weights only

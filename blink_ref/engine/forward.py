@@ -153,14 +153,12 @@ def asked_until(block, plan, number, model):
 @device
 def layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, model, act):
     """The plan's layers from FIRST_LAYER on, until it is interrupted, and the logits: for a few rows."""
-    number = 4 * i64(plan_of(plans, now).count[FIRST_LAYER])
-    prepared = stream.prepare(block, i64(plan_of(plans, now).count[ROWS]), number, model)
-    while True:
-        plan = plan_of(plans, now)
-        if number >= products_of(plan, model):
-            break
+    plan = plan_of(plans, now)
+    rows, samples, products = i64(plan.count[ROWS]), i64(plan.count[SAMPLES]), products_of(plan, model)
+    number, timed, interrupted = 4 * i64(plan.count[FIRST_LAYER]), timed_layer(block, plan), False
+    prepared, until = stream.prepare(block, number, model), asked_until(block, plan, number, model)
+    while number < products and not interrupted:
         kind, layer = packing.kind_of(model, number), i32(number >> 2)
-        rows, timed = i64(plan.count[ROWS]), timed_layer(block, plan)
         stamp(plan, LAYER, layer == timed and kind == packing.PROJECT)
         stamp(plan, LAYERS, timed >= 0 and kind == packing.LOGITS)
         if kind == packing.ATTENDED:
@@ -176,29 +174,30 @@ def layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, 
             number = 4 * opaque(i64(layer)) + packing.ATTENDED
             stage, parity = stream.kept_stage(block, model)
             plan = plan_of(plans, now)
-            rows = i64(plan.count[ROWS])
+            rows, samples, timed = i64(plan.count[ROWS]), i64(plan.count[SAMPLES]), timed_layer(block, plan)
+            until = asked_until(block, plan, number, model)
             if pauses(block, rows, model):
-                stage, parity = stream.begin(block, model, number, asked_until(block, plan, number, model))
-            prepared = stream.prepare(block, rows, number, model)
+                stage, parity = stream.begin(block, model, number, until)
+            prepared = stream.prepare(block, number, model)
             grid_wait(block)
-            stamp(plan, ATTENDED, layer == timed_layer(block, plan))
-        samples, products = i64(plan.count[SAMPLES]), products_of(plan, model)
-        stage, parity, owed = stream.product(
-            block, plan, rows, samples, number, products, prepared, stage, parity, model, sampling, cache, act
-        )
+            stamp(plan, ATTENDED, layer == timed)
+        todo = number, until, prepared, stage, parity
+        stage, parity, owed = stream.product(block, plan, rows, samples, todo, model, sampling, cache, act)
         number = opaque(number) + 1
         kind, layer = packing.kind_of(model, number - 1), i32((number - 1) >> 2)  # anew, as the plan
+        plan = plan_of(plans, now)
         if kind < packing.LOGITS:
             grid_arrive(block)
-            plan = plan_of(plans, now)
-            rows, timed = i64(plan.count[ROWS]), timed_layer(block, plan)
+            rows, samples, products = i64(plan.count[ROWS]), i64(plan.count[SAMPLES]), products_of(plan, model)
+            timed = timed_layer(block, plan)
+            interrupted = kind == packing.LOWERED and plan.count[INTERRUPTED] == layer + 1  # since its attention
             stream.settle(block, model, asked_until(block, plan, number - 1, model), owed)
-            prepared = stream.prepare(block, rows, min(number, 4 * i64(model.layers)), model)
+            until = asked_until(block, plan, number, model)
+            prepared = stream.prepare(block, min(number, 4 * i64(model.layers)), model)
             grid_wait(block)
             stamp(plan, stamp_after(kind), layer == timed)
-            if kind == packing.LOWERED and plan.count[INTERRUPTED] == layer + 1:
-                stream.drain(block, model, stage, parity)
-                number = products_of(plan, model)
+    if interrupted:
+        stream.drain(block, model, stage, parity)
 
 
 @device

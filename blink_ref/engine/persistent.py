@@ -25,8 +25,8 @@ def serve(block, window, slots, queue, plans, sampling, cache, model, act, conte
     """
     if block.id == 0 and thread_id() == 0:
         queue.count[LEFT] = max_steps
-    set_up(block, model)
     team = team_of(block, queue.own_block)  # those who compute: all, or all but the scheduler
+    set_up(team, model)
     while True:
         beside = i32(0)
         if block.id == 0:

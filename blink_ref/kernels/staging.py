@@ -21,7 +21,14 @@ CURSORS = STAGE_BARRIERS + 2 * (STAGES + 1) * MOST_WARPS
 CURSOR = 11
 """Words of a cursor."""
 
-PLACES = CURSORS + CURSOR * MOST_WARPS
+KINDS, KIND = CURSORS + CURSOR * MOST_WARPS, 9
+"""Where it is noted what there is to know of the stream's kinds of products, and the words of each; behind these
+come two for all of them."""
+
+BESTS = (KINDS + 5 * KIND + 3) & -2
+"""Where the rank key lies of the best token that a block has seen for each sample, two floats each."""
+
+PLACES = BESTS + 2 * MOST_ROWS
 """Where each row's position lies in the arena, and the page that its keys and values go to."""
 
 MOST_LISTED = 256

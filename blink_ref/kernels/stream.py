@@ -21,6 +21,7 @@ from ..simt.vocabulary import (
     FRAGMENT_PITCH,
     arena_view,
     async_fence,
+    atomic_max,
     barrier,
     block_threads,
     copy_async,
@@ -31,6 +32,7 @@ from ..simt.vocabulary import (
     i32,
     i64,
     lane_id,
+    lane_max,
     lane_sum,
     mbarrier_expect_bytes,
     mbarrier_init,
@@ -50,7 +52,7 @@ from ..simt.vocabulary import (
 )
 from . import attention
 from .attention import store_pair
-from .logits import LOWEST, take_best
+from .logits import LOWEST
 from .mlp import silu
 from .packing import (
     AT,
@@ -69,7 +71,19 @@ from .packing import (
 )
 from .rope import rotate
 from .sampling import score
-from .staging import CURSOR, CURSORS, MOST_ROWS, MOST_WARPS, PLACES, SCRATCH, STAGE_BARRIERS, STAGES
+from .staging import (
+    BESTS,
+    CURSOR,
+    CURSORS,
+    KIND,
+    KINDS,
+    MOST_ROWS,
+    MOST_WARPS,
+    PLACES,
+    SCRATCH,
+    STAGE_BARRIERS,
+    STAGES,
+)
 
 PIECE = 8
 """Most fragments in a stage."""
@@ -88,6 +102,15 @@ PRODUCT, STRIPS_LEFT, DONE, OF_EACH, NEXT, HOP, STAGE_NOW, PARITY, ROWS_PARITY, 
 them the fragments asked for, and of each the warp's share; the fragment to ask for next, and how far it is from
 the last of a strip to the first of the next one. The stage that is next, and the parity of the phase that will be
 over when the copy is there; the same of the mbarrier for activations. What :func:`keep_stage` keeps."""
+
+WHOLE, REST, LONGEST, MOST_AT_ONCE = range(5, 9)
+"""Words of a kind of products behind the columns of its row in :attr:`Model.stream`, those of the first layer: its
+strips divided by the blocks, and what is left. And of a step: how many floats of activations each warp fetches
+into the arena at most (0 = too many, and none does), and how many strips' sums may wait there."""
+LAYER_AT, LAYER_TURN = 5 * KIND, 5 * KIND + 1
+"""The words behind them: by how much AT and TURN grow from layer to layer."""
+ALL_KINDS = 5 * KIND + 2
+"""All these words, which lie at KINDS in the arena."""
 
 
 def arena(rows: int, warps_in_block: int, head_dim: int, page_size: int) -> int:
@@ -123,8 +146,9 @@ def rope_at(block, model):
 
 @device
 def set_up(block, model):
-    """Before anything else: all stages are empty. All lanes of a block; a barrier stands behind it."""
+    """Before anything else: all stages are empty. All lanes of the blocks that compute; a barrier is to follow."""
     if tiles_pay(model.weights) and model.stream_rows > 0:
+        note_kinds(block, model)
         bars = mbarriers(block.shared, STAGE_BARRIERS, (STAGES + 1) * MOST_WARPS)
         cursors = arena_view(block.shared, CURSORS, CURSOR * MOST_WARPS, model.eos)
         if lane_id() == 0:
@@ -136,19 +160,41 @@ def set_up(block, model):
 
 
 @device
-def first_strip(block, model, product):
+def note_kinds(block, model):
+    """Note what there is to know of the kinds of products, which else would come from memory in each phase."""
+    kinds, layers = arena_view(block.shared, KINDS, ALL_KINDS, model.eos), i64(model.layers)
+    kind = i64(thread_id())
+    while kind <= LOGITS:
+        number = 4 * layers if kind == LOGITS else kind
+        for column in range(TURN + 1):
+            kinds[kind * KIND + column] = model.stream[number, column]
+        whole, rest = divide(i64(model.stream[number, STRIPS]), i64(block.blocks))
+        kinds[kind * KIND + WHOLE] = i32(whole)
+        kinds[kind * KIND + REST] = i32(rest)
+        kind += block_threads()
+    if thread_id() == 0:  # behind the first layer comes the second, or the logits
+        turn = i32(model.stream[4, TURN] - model.stream[0, TURN])
+        kinds[LAYER_AT] = i32(model.stream[4, AT] - model.stream[0, AT])
+        kinds[LAYER_TURN] = i32(turn + i32(block.blocks)) if turn < 0 else turn
+
+
+@device
+def first_strip(block, kinds, kind, layer):
     """The first strip of a product that is this block's; then every `blocks`-th.
 
     The one behind the last of the product before belongs to the block behind the one that had that.
     """
-    strip = i32(i32(block.id) - model.stream[product, TURN])
+    turn = i64(kinds[kind * KIND + TURN])
+    if kind != LOGITS:
+        turn = divide(turn + i64(layer) * i64(kinds[LAYER_TURN]), i64(block.blocks))[1]
+    strip = i32(block.id - turn)
     return i32(strip + i32(block.blocks)) if strip < 0 else strip
 
 
 @device
-def share_of(model, product):
+def share_of(kinds, kind):
     """This warp's share of a strip's columns: (first fragment, fragments)."""
-    share, steps = model.stream[product, SHARE], model.stream[product, STEPS]
+    share, steps = kinds[kind * KIND + SHARE], kinds[kind * KIND + STEPS]
     first = i32(i32(warp_id()) * share)
     return first, i32(max(i32(0), min(share, i32(steps - first))))
 
@@ -209,17 +255,21 @@ def ask_piece(block, model, cursors, at, left):
 @device
 def turn_to_next(block, model, products, cursors, at):
     """The cursor goes to the next product of which this warp has a share, if there is one. One lane."""
-    product = i64(cursors[at + PRODUCT]) + 1
+    kinds, product = arena_view(block.shared, KINDS, ALL_KINDS, model.eos), i64(cursors[at + PRODUCT]) + 1
     while product < products:
-        first, share = share_of(model, product)
-        strip, strips = first_strip(block, model, product), model.stream[product, STRIPS]
-        if strip < strips and share > 0:
-            steps, blocks = model.stream[product, STEPS], i32(block.blocks)
-            cursors[at + STRIPS_LEFT] = i32(divide(i64(i32(strips - strip + blocks - 1)), i64(blocks))[0])
+        kind, layer = kind_of(model, product), i32(product >> 2)
+        first, share = share_of(kinds, kind)
+        strip, word = first_strip(block, kinds, kind, layer), kind * KIND
+        left = i32(kinds[word + WHOLE] + i32(strip < kinds[word + REST]))
+        if left > 0 and share > 0:
+            steps, source = kinds[word + STEPS], kinds[word + AT]
+            if kind != LOGITS:
+                source = i32(source + layer * kinds[LAYER_AT])
+            cursors[at + STRIPS_LEFT] = left
             cursors[at + DONE] = i32(0)
             cursors[at + OF_EACH] = i32(share)
-            cursors[at + NEXT] = i32(model.stream[product, AT] + strip * steps + first)
-            cursors[at + HOP] = i32(blocks * steps - share)
+            cursors[at + NEXT] = i32(source + strip * steps + first)
+            cursors[at + HOP] = i32(i32(block.blocks) * steps - share)
             break
         product += 1
     cursors[at + PRODUCT] = i32(product)
@@ -288,11 +338,14 @@ def begin_rows(block, plan, rows, layer, x, model, cache, act):
 
     And each block notes what all layers ask for: the rows' pages, their places in them, their cosines and sines.
     """
+    note_room(block, rows, model)
+    bests = arena_view(block.shared, BESTS, 2 * MOST_ROWS, plan.best)
     places, t = arena_view(block.shared, PLACES, 2 * MOST_ROWS, model.eos), i64(thread_id())
     while t < rows:
         n_page, inside = divide(i64(plan.position[t]), i64(cache.page_size))
         places[2 * t] = i32(inside)
         places[2 * t + 1] = cache.table[plan.slot[t], n_page]
+        bests[t] = LOWEST
         t += block_threads()
     d, e = opaque(i64(model.head_dim)), i64(thread_id())
     while e < rows * d:
@@ -312,7 +365,7 @@ def begin_rows(block, plan, rows, layer, x, model, cache, act):
 @device
 def measure_rows(block, rows, model, squares):
     """One over the root mean square of each row, into the arena, for behind a barrier. A warp a row."""
-    quads, t = opaque(i64(model.hidden)) >> 2, i64(warp_id())
+    quads, t = opaque(i64(model.hidden)) >> 2, i64(i32(warps()) - 1 - i32(warp_id()))  # the others finish rows
     step, first = 4 * i64(warp_width()), 4 * i64(lane_id())
     n = divide(max(i64(0), quads - first) + step - 1, step)[0]
     while t < rows:
@@ -378,32 +431,48 @@ def await_rows(block, model, share):
 
 
 @device
-def prepare(block, rows, number, model):
-    """What a product takes to know, read before the barrier in front of it: a tuple of int32.
-
-    The first of this block's strips, the strips of all blocks, this warp's first fragment, how many it has; how
-    many floats of activations each warp fetches into the arena at most (0 = too many, and none does), and how many
-    strips' sums may wait there.
-    """
-    strip, strips = first_strip(block, model, number), model.stream[number, STRIPS]
-    first, share = share_of(model, number)
-    size = i32(results_at(rows, 1) - results_at(rows, 0))
-    room = i32(rope_at(block, model) - results_at(rows, 0))
-    longest, most = i32(packed_floats(i64(model.stream[number, SHARE]) * rows * FRAGMENT)), i32(MOST_SLOTS)
-    if i32(longest * i32(warps()) + size) > room:
-        longest = i32(0)
-    room = i32(room - longest * i32(warps()))
-    while i32(most * size) > room:
-        most = i32(most >> 1)
-    return strip, strips, first, share, longest, most
+def note_room(block, rows, model):
+    """Note how many activations, and how many sums, there is room for in a step of so many rows, for each kind."""
+    kinds, kind, size = (
+        arena_view(block.shared, KINDS, ALL_KINDS, model.eos),
+        i64(thread_id()),
+        results_at(rows, 1) - results_at(rows, 0),
+    )
+    while kind <= LOGITS:
+        room = rope_at(block, model) - results_at(rows, 0)
+        longest, most = packed_floats(i64(kinds[kind * KIND + SHARE]) * rows * FRAGMENT), i32(MOST_SLOTS)
+        if longest * warps() + size > room:
+            longest = i64(0)
+        room -= longest * warps()
+        while most * size > room:
+            most = i32(most >> 1)
+        kinds[kind * KIND + LONGEST] = i32(longest)
+        kinds[kind * KIND + MOST_AT_ONCE] = most
+        kind += block_threads()
 
 
 @device
-def product(block, plan, rows, samples, number, products, prepared, stage, parity, model, sampling, cache, act):
+def prepare(block, number, model):
+    """What a product takes to know, found out before the barrier in front of it: a tuple of int32.
+
+    The first of this block's strips, the strips of all blocks, this warp's first fragment, how many it has; and
+    the step's LONGEST and MOST_AT_ONCE.
+    """
+    kinds, kind = arena_view(block.shared, KINDS, ALL_KINDS, model.eos), kind_of(model, number)
+    first, share = share_of(kinds, kind)
+    strip, strips = first_strip(block, kinds, kind, number >> 2), kinds[kind * KIND + STRIPS]
+    return strip, strips, first, share, kinds[kind * KIND + LONGEST], kinds[kind * KIND + MOST_AT_ONCE]
+
+
+@device
+def product(block, plan, rows, samples, todo, model, sampling, cache, act):
     """One product for all rows, and what is made of it; the stage and parity of the next piece, and what it owes.
 
+    `todo`: its number, that of the product with which the stream ends, what :func:`prepare` has found out, and the
+    stage and parity of its first piece. The next product's first piece is asked for before the sums are added up.
     All blocks call it. It begins and ends without a grid barrier. :func:`settle` is to follow.
     """
+    number, products, prepared, stage, parity = todo
     kind, layer = kind_of(model, number), number >> 2
     strip, strips, first, share, longest, most = prepared
     x, row = act.normed, packed_floats(i64(first) * rows * FRAGMENT)
@@ -429,9 +498,14 @@ def product(block, plan, rows, samples, number, products, prepared, stage, parit
         while here < strips and slot < most:
             stage, parity, owed = multiply_strip(block, rows, to, x, row, i64(share), stage, parity, owed, model)
             slot, here, to = i32(slot + 1), i32(here + block.blocks), to + size
+        if owed > 0 and here >= strips:  # one piece: a release waits for all that is on its way to the block
+            ask(block, model, products)
+            owed = i32(owed - 1)
         barrier()
         finish(block, plan, rows, samples, kind, layer, i64(strip), i64(slot), model, sampling, cache, act)
         strip = here
+    if kind == LOGITS:
+        bring_bests(block, plan, samples)
     return stage, parity, owed
 
 
@@ -549,6 +623,7 @@ def finish_sums(block, rows, t, gain, strip, slots, model, act):
 @device
 def finish_logits(block, plan, rows, s, strip, slots, model, sampling, logits):
     """One warp: logits of a sample, and the best of them, if it has no filters."""
+    bests = arena_view(block.shared, BESTS, 2 * MOST_ROWS, plan.best)
     t, e, best = i64(plan.sample_row[s]), i64(lane_id()), LOWEST
     scale, drawn = block.shared[SCRATCH + t], sampling.filtered[plan.sample_slot[s]] == 0
     temperature, seed, position = plan.temperature[s], plan.seed[s], plan.draw[s]
@@ -562,4 +637,19 @@ def finish_logits(block, plan, rows, s, strip, slots, model, sampling, logits):
             if drawn:
                 best = max(best, rank(score(logit, temperature, seed, position, token), token))
         e += warp_width()
-    take_best(plan, s, best)
+    best = lane_max(best)
+    if lane_id() == 0:
+        bests[s] = max(best, bests[s])
+
+
+@device
+def bring_bests(block, plan, samples):
+    """What the block has seen may be the best of all. Each warp brings what it has seen.
+
+    Once a step: an atomic that releases waits for all weights that are on their way to the block.
+    """
+    bests, s = arena_view(block.shared, BESTS, 2 * MOST_ROWS, plan.best), i64(warp_id())
+    while s < samples:
+        if lane_id() == 0 and bests[s] > LOWEST:
+            atomic_max(plan.best, s, bests[s])
+        s += warps()

@@ -133,7 +133,8 @@ def _(typing_context, target, at, source, first, size, bar, i):
             return _in_space(builder, element_pointer(context, builder, signature.args[m], args[m], index), space)
 
         operands = [address(0, SHARED), address(2, GLOBAL), args[4], address(5, SHARED)]
-        asm(builder, VOID, ptx.COPY_ASYNC, "r,l,r,r", operands)
+        text = ptx.COPY_ONCE if source.dtype == types.int16 else ptx.COPY_ASYNC
+        asm(builder, VOID, text, "r,l,r,r", operands)
         return context.get_dummy_value()
 
     return types.none(target, at, source, first, types.uint32, bar, i), codegen

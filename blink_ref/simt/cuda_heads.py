@@ -88,8 +88,9 @@ def _scores(arena, keys, j, heads, d):
         (h0, l0), (h1, l1) = split(a[0], a[1]), split(a[2], a[3])
         (h2, l2), (h3, l3) = split(b[0], b[1]), split(b[2], b[3])
         one, two, (x, y, z, w) = (h0, l0, h1, l1), (h2, l2, h3, l3), further
-        at, mine = at + 32, u32(mine + u32(64))
-        a, b, further = _four(arena, at), _four(arena, at + 4), _four_pieces(mine, across)  # in vain, at the end
+        step = i32(32 if left > 32 else 0)  # behind the last columns, the last ones once more, in vain
+        at, mine = at + i64(step), u32(mine + u32(step + step))
+        a, b, further = _four(arena, at), _four(arena, at + 4), _four_pieces(mine, across)
         s0, s1 = multiply(s0, one, x[0], x[1]), multiply(s1, one, y[0], y[1])
         s2, s3 = multiply(s2, one, z[0], z[1]), multiply(s3, one, w[0], w[1])
         s0, s1 = multiply(s0, two, x[2], x[3]), multiply(s1, two, y[2], y[3])

@@ -70,6 +70,13 @@ selp.u32 $0, 1, 0, complete;
 # $2 bytes from global [$1] to shared [$0], counted on the mbarrier at [$3] when they are there.
 COPY_ASYNC = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
 
+# The same of what L2 is to keep for less time than anything else.
+COPY_ONCE = """{
+.reg .b64 policy;
+createpolicy.fractional.L2::evict_first.b64 policy, 1.0;
+cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [$0], [$1], $2, [$3], policy;
+}"""
+
 # Orders ordinary accesses before it with asynchronous copies after it, in both memories. Without a space, ptxas
 # adds a fence of all the GPU's accesses, which waits for all that the lane has on its way.
 ASYNC_FENCE = "fence.proxy.async.shared::cta; fence.proxy.async.global;"

@@ -270,8 +270,9 @@ def copy_async(target, at, source, first, n, bar, i):
     target written at any time. What lanes did there before has to come before the call; what they wrote there, by
     way of an :func:`async_fence`.
 
-    CUDA from compute capability 9.0 on: ``cp.async.bulk``. Older: the calling lane copies, there and then; so
-    does the CPU, where a block's one lane never has to wait.
+    CUDA from compute capability 9.0 on: ``cp.async.bulk``; int16 numbers are packed weights, which L2 is to keep
+    for less time than anything else. Older: the calling lane copies, there and then; so does the CPU, where a
+    block's one lane never has to wait.
     """
     me().block.start_copy(Copy(target, at, source, first, n, bar, i))
 
