@@ -11,9 +11,8 @@ from ..kernels.flash_items import note_own
 from ..kernels.linear import add_linear
 from ..kernels.logits import forget_draws, logits_and_draw
 from ..kernels.mlp import gate_up
-from ..kernels.staging import ENTRY, LISTED, WORK
 from ..kernels.tensors import DOWN, OUT
-from ..kernels.work_list import FIRST_ITEM, list_work
+from ..kernels.work_list import list_work
 from ..scheduler.pause import copy_stream, watch
 from ..scheduler.sight import (
     ATTENDED,
@@ -29,7 +28,7 @@ from ..scheduler.sight import (
 )
 from ..scheduler.state import CHUNKS, FILTERED, FIRST_LAYER, INTERRUPTED, ROWS, SAMPLES, SPARE, plan_of
 from ..simt import device, grid_arrive, grid_barrier, grid_wait
-from ..simt.vocabulary import arena_view, barrier, block_threads, heads_pay, i32, i64, opaque, thread_id
+from ..simt.vocabulary import barrier, block_threads, heads_pay, i32, i64, opaque, thread_id
 
 
 @device
@@ -87,7 +86,7 @@ def begin_step(block, plan, rows, first_layer, model, cache, act, packed):
                 limit = beyond = i64(block.shared.shape[0])
                 if streamed:
                     limit = stream.rope_at(block, model)
-                    if pauses(block, rows, model):
+                    if stream.pauses(block, rows, model):
                         beyond = stream.stages_at(block)
                 note_own(block, limit, beyond, model, cache, act)
     return stage, parity, streamed
@@ -132,20 +131,10 @@ def products_of(plan, model):
 
 
 @device
-def pauses(block, rows, model):
-    """Whether the stream stops at a step's attention, whose keys and values come ahead in place of the stages.
-
-    That is where blocks have more than two items each. Any time behind :func:`begin_step` and a barrier.
-    """
-    work = arena_view(block.shared, WORK, LISTED, model.eos)
-    return work[ENTRY * rows + FIRST_ITEM] > 2 * block.blocks
-
-
-@device
 def asked_until(block, plan, number, model):
     """How far the stream asks during a product: up to that behind the next attention, if it stops there."""
     products = products_of(plan, model)
-    if pauses(block, i64(plan.count[ROWS]), model):
+    if stream.pauses(block, i64(plan.count[ROWS]), model):
         products = min(products, ((number + 3) & -4) + 1)
     return products
 
@@ -156,14 +145,14 @@ def layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, 
     plan = plan_of(plans, now)
     rows, samples, products = i64(plan.count[ROWS]), i64(plan.count[SAMPLES]), products_of(plan, model)
     number, timed, interrupted = 4 * i64(plan.count[FIRST_LAYER]), timed_layer(block, plan), False
-    prepared, until = stream.prepare(block, number, model), asked_until(block, plan, number, model)
+    prepared = stream.prepare(block, number, model)
     while number < products and not interrupted:
         kind, layer = packing.kind_of(model, number), i32(number >> 2)
         stamp(plan, LAYER, layer == timed and kind == packing.PROJECT)
         stamp(plan, LAYERS, timed >= 0 and kind == packing.LOGITS)
         if kind == packing.ATTENDED:
             watch_aside(block, window, plan, layer, model)
-            if pauses(block, rows, model):
+            if stream.pauses(block, rows, model):
                 stream.drain(block, model, stage, parity)
             stream.keep_stage(block, model, stage, parity)  # attention needs the registers
             if act.most_chunks > 0:
@@ -175,14 +164,14 @@ def layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, 
             stage, parity = stream.kept_stage(block, model)
             plan = plan_of(plans, now)
             rows, samples, timed = i64(plan.count[ROWS]), i64(plan.count[SAMPLES]), timed_layer(block, plan)
-            until = asked_until(block, plan, number, model)
-            if pauses(block, rows, model):
-                stage, parity = stream.begin(block, model, number, until)
+            if stream.pauses(block, rows, model):
+                stage, parity = stream.begin(block, model, number, asked_until(block, plan, number, model))
             prepared = stream.prepare(block, number, model)
             grid_wait(block)
             stamp(plan, ATTENDED, layer == timed)
-        todo = number, until, prepared, stage, parity
-        stage, parity, owed = stream.product(block, plan, rows, samples, todo, model, sampling, cache, act)
+        stage, parity, owed = stream.product(
+            block, plan, rows, samples, number, products, prepared, stage, parity, model, sampling, cache, act
+        )
         number = opaque(number) + 1
         kind, layer = packing.kind_of(model, number - 1), i32((number - 1) >> 2)  # anew, as the plan
         plan = plan_of(plans, now)
@@ -192,7 +181,6 @@ def layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, 
             timed = timed_layer(block, plan)
             interrupted = kind == packing.LOWERED and plan.count[INTERRUPTED] == layer + 1  # since its attention
             stream.settle(block, model, asked_until(block, plan, number - 1, model), owed)
-            until = asked_until(block, plan, number, model)
             prepared = stream.prepare(block, min(number, 4 * i64(model.layers)), model)
             grid_wait(block)
             stamp(plan, stamp_after(kind), layer == timed)

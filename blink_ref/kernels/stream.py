@@ -75,15 +75,19 @@ from .staging import (
     BESTS,
     CURSOR,
     CURSORS,
+    ENTRY,
     KIND,
     KINDS,
+    LISTED,
     MOST_ROWS,
     MOST_WARPS,
     PLACES,
     SCRATCH,
     STAGE_BARRIERS,
     STAGES,
+    WORK,
 )
+from .work_list import FIRST_ITEM
 
 PIECE = 8
 """Most fragments in a stage."""
@@ -130,6 +134,16 @@ def room(shared: int, warps_in_block: int, cosines: int) -> int:
 def wanted(model, rows):
     """Whether a step of so many rows is computed from the stream."""
     return tiles_pay(model.weights) and rows <= model.stream_rows
+
+
+@device
+def pauses(block, rows, model):
+    """Whether the stream stops at a step's attention, whose keys and values come ahead in place of the stages.
+
+    That is where blocks have more than two items each. Any time behind :func:`.work_list.list_work` and a barrier.
+    """
+    work = arena_view(block.shared, WORK, LISTED, model.eos)
+    return work[ENTRY * rows + FIRST_ITEM] > 2 * block.blocks
 
 
 @device
@@ -465,14 +479,12 @@ def prepare(block, number, model):
 
 
 @device
-def product(block, plan, rows, samples, todo, model, sampling, cache, act):
+def product(block, plan, rows, samples, number, products, prepared, stage, parity, model, sampling, cache, act):
     """One product for all rows, and what is made of it; the stage and parity of the next piece, and what it owes.
 
-    `todo`: its number, that of the product with which the stream ends, what :func:`prepare` has found out, and the
-    stage and parity of its first piece. The next product's first piece is asked for before the sums are added up.
-    All blocks call it. It begins and ends without a grid barrier. :func:`settle` is to follow.
+    The first piece of the next one, if there is one before number `products`, is asked for before the last sums
+    are added up. All blocks call it. It begins and ends without a grid barrier. :func:`settle` is to follow.
     """
-    number, products, prepared, stage, parity = todo
     kind, layer = kind_of(model, number), number >> 2
     strip, strips, first, share, longest, most = prepared
     x, row = act.normed, packed_floats(i64(first) * rows * FRAGMENT)
@@ -498,8 +510,8 @@ def product(block, plan, rows, samples, todo, model, sampling, cache, act):
         while here < strips and slot < most:
             stage, parity, owed = multiply_strip(block, rows, to, x, row, i64(share), stage, parity, owed, model)
             slot, here, to = i32(slot + 1), i32(here + block.blocks), to + size
-        if owed > 0 and here >= strips:  # one piece: a release waits for all that is on its way to the block
-            ask(block, model, products)
+        if owed > 0 and here >= strips and not (kind == PROJECT and pauses(block, rows, model)):
+            ask(block, model, products)  # for one: a release waits for all that is on its way to the block
             owed = i32(owed - 1)
         barrier()
         finish(block, plan, rows, samples, kind, layer, i64(strip), i64(slot), model, sampling, cache, act)
