@@ -1,7 +1,10 @@
 """Attention over the paged cache: projection into pages and attention out of them, in a sea of NaN."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from engine_bench import SMALL
 from kernel_bench import (
     KV_DTYPES,
     U,
@@ -17,6 +20,7 @@ from kernel_bench import (
     warps_of,
 )
 
+from blink_ref.engine import memory
 from blink_ref.kernels import attention, rmsnorm, rope
 from blink_ref.kernels.tensors import K, Q, V
 from blink_ref.kvcache import pages
@@ -61,18 +65,21 @@ def put(model, cache, slot, keys, values):
 
 # --- attend
 
+NOTHING_YET = memory.activations(replace(SMALL, hidden=16, ffn=16, vocab=1), 1, 1)
+
 
 @device
-def attend_alone(block, plan, rows, layer, model, cache, q, attended):
+def attend_alone(block, plan, rows, layer, model, cache, act):
     poison_arena(block)
-    attention.attend(block, plan, rows, layer, model, cache, q, attended, False)
+    attention.attend(block, plan, rows, layer, model, cache, act, False)
 
 
 def run_attend(target, lanes, plan, rows, model, cache, q, blocks=BLOCKS):
     """attended as [rows, H, d]; the arena is just as large as attention.arena says."""
     attended = nans(q.size + SPARE)
     shared = attention.arena(model.head_dim, cache.page_size, warps_of(target, lanes))
-    args = plan, rows, LAYER, model, cache, q.reshape(-1), attended
+    act = NOTHING_YET._replace(q=q.reshape(-1), attended=attended)
+    args = plan, rows, LAYER, model, cache, act
     launch(attend_alone, blocks, lanes, *args, target=target, shared=shared)
     assert np.isnan(attended[q.size :]).all()
     return attended[: q.size].reshape(q.shape)
@@ -249,11 +256,11 @@ def test_a_projected_row_has_the_same_bits_in_any_batch_tile_and_grid(target, la
 
 
 @device
-def project_then_attend(block, plan, rows, layer, model, cache, x, q, attended):
+def project_then_attend(block, plan, rows, layer, model, cache, x, act):
     poison_arena(block)
-    attention.project(block, plan, rows, layer, model, cache, x, q)
+    attention.project(block, plan, rows, layer, model, cache, x, act.q)
     grid_barrier(block)
-    attention.attend(block, plan, rows, layer, model, cache, q, attended, False)
+    attention.attend(block, plan, rows, layer, model, cache, act, False)
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
@@ -266,7 +273,8 @@ def test_what_is_projected_in_pieces_is_attended_as_if_it_had_come_at_once(targe
         for piece in np.split(np.arange(20), pieces):
             rows = len(piece)
             q, part = nans(rows * size), nans(rows * size)
-            args = plan_of(rows, position=piece), rows, LAYER, model, cache, x[piece].reshape(-1), q, part
+            act = NOTHING_YET._replace(q=q, attended=part)
+            args = plan_of(rows, position=piece), rows, LAYER, model, cache, x[piece].reshape(-1), act
             launch(project_then_attend, BLOCKS, lanes, *args, target=target, shared=4800)
             attended[piece[0] * size :][: rows * size] = part
         return attended

@@ -5,14 +5,14 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from kernel_bench import floats, fragment_values, kept_exactly, model_of, nans, plan_of, poison_arena, warps_of
+from kernel_bench import floats, fragment_values, kept_exactly, model_of, plan_of, poison_arena, warps_of
 from test_kernels_attention import LAYER, SPARE, empty_cache, put
 
 from blink_ref.engine import memory
-from blink_ref.kernels import attention, flash_decoding, flash_items
+from blink_ref.kernels import attention, flash_decoding, flash_items, handed
 from blink_ref.kernels.staging import ITEM, LISTED, MOST_NOTED, MOST_PARTS, TEAMS, WORK
 from blink_ref.kernels.work_list import CHUNK, ENTRY, FIRST_ITEM, FIRST_TILE, LENGTH, ROW, SLOT, list_work
-from blink_ref.simt import aligned, device, launch, vocabulary
+from blink_ref.simt import aligned, device, grid_barrier, launch, vocabulary
 from blink_ref.simt.on_python import me
 from blink_ref.simt.vocabulary import (
     HEADS,
@@ -39,6 +39,11 @@ BF16 = "bfloat16"
 
 @device
 def attend_alone(block, plan, rows, limit, beyond, layer, model, cache, act):
+    at, i = handed.half_of(act, layer) + handed.queries_at(rows, model), i64(thread_id())
+    while block.id == 0 and i < act.q.shape[0]:
+        act.handed[at + i] = act.q[i]
+        i += block_threads()
+    grid_barrier(block)
     poison_arena(block)
     list_work(block, plan, rows, True, True, model)
     barrier()
@@ -56,10 +61,9 @@ def attend(target, lanes, config, model, cache, slots, lengths, q, blocks=3, roo
     """attended [rows, H, d] of a row at the end of each of these lengths, in an arena as large as it has to be."""
     rows, d, heads = len(slots), config.head_dim, flash_items.heads_of_unit(config)
     chunks = -(-max(lengths) // CHUNK)
-    act = memory.activations(config, rows, 1, most_chunks=chunks)
+    act = memory.activations(config, rows, 1, most_chunks=chunks, streamed=rows)
     act.q[: q.size] = q.reshape(-1)
-    attended = nans(q.size + SPARE)
-    act = act._replace(attended=attended)
+    half = (act.handed.size // 2) & -handed.WHOLE
     plan = plan_of(rows, slot=slots, position=[n - 1 for n in lengths])
     warps = min(warps_of(target, lanes), TEAMS * MOST_PARTS)
     size = d * flash_items.PART
@@ -75,9 +79,12 @@ def attend(target, lanes, config, model, cache, slots, lengths, q, blocks=3, roo
         pytest.skip("the arena of a block has no room for this")
     args = plan, rows, limit, beyond, LAYER, model, cache, act
     launch(attend_alone, blocks, lanes, *args, target=target, shared=shared)
-    assert np.isnan(attended[q.size :]).all()
+    taken = q.size >> int(target == "cuda")  # float16 there
+    attended, behind = act.handed[half : half + q.size], act.handed[half + taken :][:SPARE]
+    assert np.isnan(act.handed[:half]).all()
+    assert np.isnan(behind).all()
     assert (act.arrived == 0).all()
-    return fragment_values(attended[: q.size], rows, target).reshape(q.shape)
+    return fragment_values(attended, rows, target).reshape(q.shape)
 
 
 SHAPES = [(32, 2, 1), (64, 1, 3), (64, 2, 4), (96, 1, 8), (128, 1, 11), (256, 1, 1)]

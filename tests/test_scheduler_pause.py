@@ -38,7 +38,7 @@ def bring_back_alone(block, window, queue, plan):
 
 @device
 def copy_alone(block, x, kept, n):
-    copy_stream(block, x, kept, n)
+    copy_stream(block, x, 0, kept, n)
 
 
 def bench(**layout):

@@ -25,6 +25,10 @@ from blink_ref.simt.vocabulary import (
     atomic_add,
     atomic_cas,
     atomic_max,
+    awaited,
+    awaited_copy,
+    awaited_four,
+    awaited_sum,
     barrier,
     bf16,
     block_copy,
@@ -66,6 +70,7 @@ from blink_ref.simt.vocabulary import (
     narrow_put,
     opaque,
     packed_floats,
+    publish,
     rank,
     rank_index,
     relax,
@@ -85,8 +90,8 @@ from blink_ref.simt.vocabulary import (
     tile_take,
     tiles_pay,
     u32,
+    unpublish,
     warp_barrier,
-    warp_copy,
     warp_id,
     warp_width,
     warps,
@@ -168,7 +173,9 @@ def use_every_word(block, floats, halves, stored, words, longs):
         cached = arena_view(block.shared, i64(4), i64(32 * 64), stored)
         weights = heads_weigh(block.shared, q, cached, q, i64(8), i64(64), i)
         heads_mix(block.shared, q, cached, weights, i64(8), i64(64), i)
-    warp_copy(block.shared, q, floats, r, i64(64))
+    unpublish(floats, i)
+    publish(floats, i, awaited(floats, i) + awaited_four(floats, q << 2)[1] + awaited_sum(floats, q, i64(64)))
+    awaited_copy(block.shared, q, floats, r, i)
     relax(i)
 
 

@@ -265,7 +265,6 @@ def narrow_pieces(most_noted: int, most_turns: int) -> Iterator[None]:
         (arrivals, "FEW", 1),  # more that ring at once have their prompts copied at admission
         (stream, "PIECE", 1),
         (stream, "MOST_SLOTS", 2),
-        (stream, "AT_ONCE", 16),  # some activations are copied asynchronously, some by the lanes
         (work_list, "CHUNK", CHUNK),
         (flash_items, "CHUNK", CHUNK),
         *((module, "PART", PART) for module in (flash_items, flash_decoding)),

@@ -1,6 +1,6 @@
 """One step through the model: the phases of a plan, and what orders them."""
 
-from ..kernels import packing, stream, tiles
+from ..kernels import handed, packing, stream, tiles
 from ..kernels.attention import attend, project
 from ..kernels.deal import note_deal
 from ..kernels.embedding import embedding
@@ -54,7 +54,7 @@ def forward(block, window, slots, queue, plans, now, sampling, cache, model, act
     plan = plan_of(plans, now)
     rows = i64(plan.count[ROWS])
     if plan.count[INTERRUPTED] > 0:
-        copy_stream(block, act.x, act.aside, rows * i64(model.hidden))
+        put_stream_aside(block, rows, plan.count[INTERRUPTED], model, act, model.packed)
     else:
         samples = i64(plan.count[SAMPLES])
         if not (stream.wanted(model, rows) or (tiles.wanted(model, rows) and tiles.wanted(model, samples))):
@@ -63,6 +63,15 @@ def forward(block, window, slots, queue, plans, now, sampling, cache, model, act
         if plan.count[FILTERED] > 0:
             grid_barrier(block)
             draw_filtered(block, plan, samples, slots, sampling, model, act)
+
+
+@device
+def put_stream_aside(block, rows, layer, model, act, packed):
+    """The residual stream of a step that has been interrupted before a layer is kept. All blocks; no barrier."""
+    x, at = act.x, i64(0)
+    if packed is not None and stream.wanted(model, rows):
+        x, at = act.handed, handed.half_of(act, layer - 1) + handed.stream_at(rows, model)
+    copy_stream(block, x, at, act.aside, rows * i64(model.hidden))
 
 
 @device
@@ -103,7 +112,7 @@ def begin_rows(block, plan, rows, first_layer, x, streamed, model, cache, act, p
         elif in_tiles:
             tiles.begin_rows(block, rows, first_layer, x, model, act)
     if first_layer > 0 and not streamed and not in_tiles:
-        copy_stream(block, x, act.x, rows * i64(model.hidden))
+        copy_stream(block, x, i64(0), act.x, rows * i64(model.hidden))
 
 
 @device
@@ -127,7 +136,7 @@ def compute_layers(block, window, plans, now, streamed, stage, parity, sampling,
 @device
 def products_of(plan, model):
     """How many products the stream has for a step: the logits are the last, if anybody wants a sample."""
-    return 4 * i64(model.layers) + i64(plan.count[SAMPLES] > 0)
+    return i32(4 * opaque(i64(model.layers)) + int(plan.count[SAMPLES] > 0))
 
 
 @device
@@ -135,57 +144,91 @@ def asked_until(block, plan, number, model):
     """How far the stream asks during a product: up to that behind the next attention, if it stops there."""
     products = products_of(plan, model)
     if stream.pauses(block, i64(plan.count[ROWS]), model):
-        products = min(products, ((number + 3) & -4) + 1)
+        products = i32(min(products, i32(((number + 3) & -4) + 1)))
     return products
 
 
 @device
 def layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, model, act):
-    """The plan's layers from FIRST_LAYER on, until it is interrupted, and the logits: for a few rows."""
+    """The plan's layers from FIRST_LAYER on, until it is interrupted, and the logits: for a few rows.
+
+    A product waits for what it multiplies; a barrier of all blocks there is in front of attention only.
+    """
     plan = plan_of(plans, now)
-    rows, samples, products = i64(plan.count[ROWS]), i64(plan.count[SAMPLES]), products_of(plan, model)
-    number, timed, interrupted = 4 * i64(plan.count[FIRST_LAYER]), timed_layer(block, plan), False
-    prepared = stream.prepare(block, number, model)
+    rows, products = i64(plan.count[ROWS]), products_of(plan, model)
+    number, interrupted = i32(4 * plan.count[FIRST_LAYER]), False
+    stream.prepare(block, number, model)
     while number < products and not interrupted:
         kind, layer = packing.kind_of(model, number), i32(number >> 2)
-        stamp(plan, LAYER, layer == timed and kind == packing.PROJECT)
-        stamp(plan, LAYERS, timed >= 0 and kind == packing.LOGITS)
         if kind == packing.ATTENDED:
-            watch_aside(block, window, plan, layer, model)
+            handed.clear(block, rows, i64(layer) + 1, model, act)  # what the layer before has taken
+            watch_and_say(block, window, plan, rows, layer, model, act)
             if stream.pauses(block, rows, model):
                 stream.drain(block, model, stage, parity)
             stream.keep_stage(block, model, stage, parity)  # attention needs the registers
             if act.most_chunks > 0:
                 attend_in_chunks(block, rows, layer, model, cache, act, True)
             else:
-                attend(block, plan, rows, layer, model, cache, act.q, act.attended, True)
-            grid_arrive(block)
-            number = 4 * opaque(i64(layer)) + packing.ATTENDED
+                attend(block, plan, rows, layer, model, cache, act, True)
+            barrier()
+            number = i32(4 * opaque(i64(layer)) + packing.ATTENDED)
             stage, parity = stream.kept_stage(block, model)
             plan = plan_of(plans, now)
-            rows, samples, timed = i64(plan.count[ROWS]), i64(plan.count[SAMPLES]), timed_layer(block, plan)
+            rows = i64(plan.count[ROWS])
             if stream.pauses(block, rows, model):
                 stage, parity = stream.begin(block, model, number, asked_until(block, plan, number, model))
-            prepared = stream.prepare(block, number, model)
-            grid_wait(block)
-            stamp(plan, ATTENDED, layer == timed)
+            stream.prepare(block, number, model)
+        stream.fetch(block, rows, number, model, act)
+        stamp_begin(block, plans, now, number, model)
         stage, parity, owed = stream.product(
-            block, plan, rows, samples, number, products, prepared, stage, parity, model, sampling, cache, act
+            block, plans, now, rows, number, products, stage, parity, model, sampling, cache, act
         )
-        number = opaque(number) + 1
+        number = i32(opaque(i64(number)) + 1)
         kind, layer = packing.kind_of(model, number - 1), i32((number - 1) >> 2)  # anew, as the plan
         plan = plan_of(plans, now)
+        rows, products = i64(plan.count[ROWS]), products_of(plan, model)
         if kind < packing.LOGITS:
-            grid_arrive(block)
-            rows, samples, products = i64(plan.count[ROWS]), i64(plan.count[SAMPLES]), products_of(plan, model)
-            timed = timed_layer(block, plan)
-            interrupted = kind == packing.LOWERED and plan.count[INTERRUPTED] == layer + 1  # since its attention
+            if kind == packing.PROJECT:
+                grid_arrive(block)
             stream.settle(block, model, asked_until(block, plan, number - 1, model), owed)
-            prepared = stream.prepare(block, min(number, 4 * i64(model.layers)), model)
-            grid_wait(block)
-            stamp(plan, stamp_after(kind), layer == timed)
+            stream.prepare(block, min(number, i32(4 * opaque(i64(model.layers)))), model)
+            if kind == packing.PROJECT:
+                grid_wait(block)
+                plan = plan_of(plans, now)
+                stamp(plan, PROJECTED, layer == timed_layer(block, plan))
+            else:
+                barrier()  # the sums have been read
+                interrupted = kind == packing.LOWERED and stream.stops(block, model)
     if interrupted:
         stream.drain(block, model, stage, parity)
+        grid_barrier(block)  # the residual stream is there
+    elif plan.count[SAMPLES] == 0:
+        stamp_begin(block, plans, now, 4 * model.layers, model)
+
+
+@device
+def stamp_begin(block, plans, now, number, model):
+    """The stamp of a product that begins: what it multiplies is there, so what was before has ended."""
+    plan, kind, layer = plan_of(plans, now), packing.kind_of(model, number), i32(number >> 2)
+    timed = timed_layer(block, plan)
+    if kind == packing.PROJECT or kind == packing.LOGITS:
+        stamp(plan, LOWERED, timed >= 0 and layer == timed + 1)
+        if kind == packing.PROJECT:
+            stamp(plan, LAYER, layer == timed)
+        else:
+            stamp(plan, LAYERS, timed >= 0)
+    elif kind == packing.ATTENDED:
+        stamp(plan, ATTENDED, layer == timed)
+    else:
+        stamp(plan, OUTPUT if kind == packing.GATED else GATED, layer == timed)
+
+
+@device
+def watch_and_say(block, window, plan, rows, layer, model, act):
+    """:func:`watch_aside`, and the same lane tells the other blocks whether the step stops behind this layer."""
+    watch_aside(block, window, plan, layer, model)
+    if block.id == 0 and thread_id() == block_threads() - 1:
+        handed.say_whether_to_stop(rows, layer, plan.count[INTERRUPTED] == layer + 1, model, act)
 
 
 @device
@@ -215,7 +258,7 @@ def layers_of_few_rows(block, window, plans, now, cache, model, act):
         grid_barrier(block)
         stamp(plan_of(plans, now), PROJECTED, layer == timed)
 
-        attend(block, plan, rows, layer, model, cache, act.q, act.attended, False)
+        attend(block, plan, rows, layer, model, cache, act, False)
         grid_barrier(block)
         stamp(plan_of(plans, now), ATTENDED, layer == timed)
 

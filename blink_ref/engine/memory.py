@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels import flash_items, packing, stream, tiles, work_list
+from ..kernels import flash_items, handed, packing, stream, tiles, work_list
 from ..kernels.staging import MOST_LISTED, MOST_ROWS
 from ..kernels.tensors import Activations, Model
 from ..kvcache import pages
@@ -104,12 +104,12 @@ def chunks_fit(config: ModelConfig, settings: Settings) -> bool:
 
 
 def activations(
-    config: ModelConfig, rows: int, samples: int, tiles_at_once: int = 1, most_chunks: int = 0
+    config: ModelConfig, rows: int, samples: int, tiles_at_once: int = 1, most_chunks: int = 0, streamed: int = 0
 ) -> Activations:
     """Buffers for steps of up to `rows` rows and `samples` samples, poisoned with NaN.
 
     `tiles_at_once`: the number of blocks, where linear layers are computed in tiles. `most_chunks`: see
-    :class:`Activations`.
+    :class:`Activations`. `streamed`: the most rows of a step that is computed from the stream.
     """
     heads = config.heads * config.head_dim
     units = max(samples, MOST_ROWS) * flash_items.units_of(config) if most_chunks else 1
@@ -118,7 +118,8 @@ def activations(
         x=poisoned(rows * config.hidden),
         aside=poisoned(rows * config.hidden),
         normed=poisoned(rows * config.hidden),
-        squares=poisoned(rows * config.hidden // 4),
+        squares=poisoned(rows * (config.hidden // 4)),
+        handed=poisoned(handed.size(config, streamed)),
         q=poisoned(rows * heads),
         attended=poisoned(rows * heads),
         gated=poisoned(rows * config.ffn),
@@ -182,6 +183,6 @@ def arguments(
             STORED_AS[s.kv_dtype],
         ),
         device_model(config, weights, s.context, in_tiles, streamed, packed, table),
-        activations(config, s.rows, s.running, s.blocks if in_tiles else 1, most_chunks),
+        activations(config, s.rows, s.running, s.blocks if in_tiles else 1, most_chunks, streamed),
         s.context,
     )

@@ -36,6 +36,7 @@ from ..simt.vocabulary import (
     warp_width,
     warps,
 )
+from . import handed
 from .packing import row_at
 from .rmsnorm import rmsnorm
 from .rope import rotate
@@ -117,19 +118,19 @@ def put_pair(plan, row, layer, head, i, a, b, model, cache, q):
     if head >= heads:
         n_page, inside = divide(position, i64(cache.page_size))
         page = i64(cache.table[plan.slot[row], n_page])
-    store_pair(page, inside, row, layer, head, i, a, b, model, cache, q)
+    store_pair(page, inside, row, layer, head, i, a, b, model, cache, q, i64(0))
 
 
 @device
-def store_pair(page, inside, row, layer, head, i, a, b, model, cache, q):
+def store_pair(page, inside, row, layer, head, i, a, b, model, cache, q, first):
     """One lane: a rotated pair of a row of queries, or of a key or value, to its place in a page.
 
-    There it is rounded, if the cache holds bfloat16.
+    There it is rounded, if the cache holds bfloat16. Queries begin at ``q[first]``.
     """
     d, heads, kv_heads = i64(model.head_dim), i64(model.heads), i64(model.kv_heads)
     half = d >> 1
     if head < heads:
-        at = (row * heads + head) * d + i
+        at = first + (row * heads + head) * d + i
         q[at] = a
         q[at + half] = b
     elif head < heads + kv_heads:
@@ -143,13 +144,13 @@ def store_pair(page, inside, row, layer, head, i, a, b, model, cache, q):
 
 
 @device
-def attend(block, plan, rows, layer, model, cache, q, attended, in_fragments):
-    """``attended[t, h]`` = softmax(q k / sqrt(d)) v over positions up to the row's own, for each (row, head).
+def attend(block, plan, rows, layer, model, cache, act, streamed):
+    """``act.attended[t, h]`` = softmax(q k / sqrt(d)) v over positions up to the row's own, for each (row, head).
 
     Blocks share out the (row, head) items. All blocks call it, after a grid barrier behind
     :func:`project`; it ends without one. The arena holds the scratch, the query, and for each warp
-    a page's scores and the head's sum so far; then the warps' maxima and totals. `in_fragments`: the next product
-    is one of the stream, and takes `attended` as :func:`fragment_put` leaves it.
+    a page's scores and the head's sum so far; then the warps' maxima and totals. `streamed`: the layer is computed
+    from the stream, and queries and results lie in ``act.handed`` (see handed.py).
     """
     d, heads = opaque(i64(model.head_dim)), opaque(i64(model.heads))
     group, _ = divide(heads, i64(model.kv_heads))
@@ -167,7 +168,11 @@ def attend(block, plan, rows, layer, model, cache, q, attended, in_fragments):
         if n_page < end:
             page = i32(cache.table[slot, n_page])  # on its way while the query is copied
         barrier()  # the item before is finished with the arena
-        block_copy(shared, query, q, (row * heads + head) * d, d)
+        if streamed:
+            at = handed.half_of(act, layer) + handed.queries_at(rows, model)
+            block_copy(shared, query, act.handed, at + (row * heads + head) * d, d)
+        else:
+            block_copy(shared, query, act.q, (row * heads + head) * d, d)
         i = i64(thread_id())
         while i < d * warps():
             shared[sums + i] = f32(0.0)
@@ -201,7 +206,7 @@ def attend(block, plan, rows, layer, model, cache, q, attended, in_fragments):
         barrier()
         if warp_id() == 0:
             parts = min(end, i64(warps()))
-            combine(shared, sums, maxima, totals, parts, d, attended, row, rows, head, heads, in_fragments)
+            combine(shared, sums, maxima, totals, parts, d, act, row, rows, head, heads, layer, streamed)
         item += block.blocks
 
 
@@ -246,7 +251,7 @@ def attend_page(shared, query, scores, sums, d, n, keys, values, at, maximum, to
 
 
 @device
-def combine(shared, sums, maxima, totals, parts, d, attended, row, rows, head, heads, in_fragments):
+def combine(shared, sums, maxima, totals, parts, d, act, row, rows, head, heads, layer, streamed):
     """One warp: bring the sums of `parts` warps to one maximum, add them in order, divide by the total."""
     highest, total = NOTHING, f32(0.0)
     w = i64(lane_id())
@@ -272,14 +277,15 @@ def combine(shared, sums, maxima, totals, parts, d, attended, row, rows, head, h
             e += shared[at + 3] * weight
             w += 1
         column = head * d + i
-        if in_fragments:
-            fragment_put(attended, row_at(rows, row, column), a * total, b * total, c * total, e * total)
+        if streamed:
+            at = handed.half_of(act, layer) + row_at(rows, row, column)
+            fragment_put(act.handed, at, a * total, b * total, c * total, e * total)
         else:
             at = row * heads * d + column
-            attended[at] = a * total
-            attended[at + 1] = b * total
-            attended[at + 2] = c * total
-            attended[at + 3] = e * total
+            act.attended[at] = a * total
+            act.attended[at + 1] = b * total
+            act.attended[at + 2] = c * total
+            act.attended[at + 3] = e * total
         i += 4 * warp_width()
 
 

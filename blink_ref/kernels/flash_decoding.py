@@ -51,6 +51,7 @@ from ..simt.vocabulary import (
     warp_id,
     warp_width,
 )
+from . import handed
 from .attention import NOTHING, page_start
 from .flash_items import (
     AT_ONCE,
@@ -100,12 +101,12 @@ from .staging import COMING_SIZE, ITEM, LISTED, MOST_NOTED, MOST_PARTS, WORK
 
 
 @device
-def attend_in_chunks(block, rows, layer, model, cache, act, in_fragments):
+def attend_in_chunks(block, rows, layer, model, cache, act, streamed):
     """As :func:`.attention.attend`, for the listed rows that have items. `rows`: of the step. Teams share items.
 
     All blocks call it, after :func:`.note_own` and a grid barrier behind the queries, keys and values, when nobody
-    uses the arena; it ends without one. `in_fragments`: `attended` is written as :func:`fragment_put` does,
-    otherwise as :func:`block_put`.
+    uses the arena; it ends without one. `streamed`: the layer is computed from the stream, and queries and results
+    lie in ``act.handed`` (see handed.py); otherwise in `q`, and in `attended` as :func:`block_put` leaves them.
     """
     work, before = arena_view(block.shared, WORK, LISTED, model.eos), i32(0)
     while heads_pay(cache.keys) and before < work[MOST]:  # otherwise all this is left out of the kernel
@@ -114,12 +115,12 @@ def attend_in_chunks(block, rows, layer, model, cache, act, in_fragments):
             note_items(block, before, model, cache, act)
             barrier()
         if attends(work) or merger(work) >= 0:
-            attend_noted(block, rows, layer, model, cache, act, in_fragments)
+            attend_noted(block, rows, layer, model, cache, act, streamed)
         before = i32(work[NOTED] + MOST_NOTED)  # anew: attention needs the registers
 
 
 @device
-def attend_noted(block, rows, layer, model, cache, act, in_fragments):
+def attend_noted(block, rows, layer, model, cache, act, streamed):
     """One warp that attends, or merges, or both: a team's noted items. `n` counts those of all layers.
 
     Who does both merges an item when it has been at the next one, if there are buffers: so all has been given.
@@ -136,7 +137,7 @@ def attend_noted(block, rows, layer, model, cache, act, in_fragments):
         next_j, next_part = part_from(work, j, i32(member()))
     if lane_id() == asker():
         async_fence()  # others have written queries, keys and values; and anything may have been in the places
-    ask_keys(block, next_j, next_part, layer, model, cache, act.q)
+    ask_keys(block, next_j, next_part, rows, layer, model, cache, act, streamed)
     ask_values(block, next_j, next_part, layer, model, cache)
     while j < i32(count + late):
         if at_parts and j < count:
@@ -144,13 +145,15 @@ def attend_noted(block, rows, layer, model, cache, act, in_fragments):
             mbarrier_wait(meetings, MERGED + buffer, i32(turn_of(work, n) ^ 1))
             while part < work[at + PARTS]:
                 next_j, next_part = part_from(work, j, i32(part + work[TEAM]))
-                attend_part(block, at, n, part, parity, next_j, next_part, layer, model, cache, act.q)
+                attend_part(
+                    block, at, n, part, parity, next_j, next_part, rows, layer, model, cache, act, streamed
+                )
                 part, parity = i32(part + work[TEAM]), i32(parity ^ 1)
             warp_barrier()  # none waits any more: a phase may end twice before it has looked
             if lane_id() == 0:
                 mbarrier_arrive(meetings, GIVEN + buffer)
         if at_merging and j >= late:
-            merge_item(block, item_at(work, i32(j - late)), i32(n - late), rows, model, act, in_fragments)
+            merge_item(block, item_at(work, i32(j - late)), i32(n - late), rows, layer, model, act, streamed)
         j, n = i32(j + 1), i32(n + 1)
     if lane_id() == 0:
         kept[BEHIND] = i32(n - late)
@@ -191,7 +194,7 @@ def part_from(work, j, part):
 
 
 @device
-def attend_part(block, at, n, part, parity, next_j, next_part, layer, model, cache, q):
+def attend_part(block, at, n, part, parity, next_j, next_part, rows, layer, model, cache, act, streamed):
     """One warp: a part of the n-th item, which is noted at `at`; and its next part is on its way."""
     work, d = arena_view(block.shared, WORK, LISTED, model.eos), opaque(i64(model.head_dim))
     came, to, heads = mbarriers(block.shared, coming_at(), 2), part_at(work, n, part), i64(work[at + ITS_HEADS])
@@ -200,7 +203,7 @@ def attend_part(block, at, n, part, parity, next_j, next_part, layer, model, cac
     keys = arena_view(block.shared, keys_at(work, d), PART * d, cache.keys)
     weights = heads_weigh(block.shared, to, keys, queries_at(work), heads, d, seen)
     warp_barrier()  # all have read the keys and the queries
-    ask_keys(block, next_j, next_part, layer, model, cache, q)
+    ask_keys(block, next_j, next_part, rows, layer, model, cache, act, streamed)
     mbarrier_wait(came, VALUES_CAME, parity)
     values = arena_view(block.shared, values_at(work, d), PART * d, cache.values)
     heads_mix(block.shared, to, values, weights, heads, d, seen)
@@ -215,7 +218,7 @@ def asker():
 
 
 @device
-def ask_keys(block, j, part, layer, model, cache, q):
+def ask_keys(block, j, part, rows, layer, model, cache, act, streamed):
     """One warp: the keys of a part of the j-th item are on their way to its place, and new queries to theirs."""
     work = arena_view(block.shared, WORK, LISTED, model.eos)
     at = item_at(work, j)
@@ -225,7 +228,12 @@ def ask_keys(block, j, part, layer, model, cache, q):
             size = i64(work[at + ITS_HEADS]) * d
         mbarrier_expect_bytes(came, KEYS_CAME, 2 * seen_of(work, at, part) * d + 4 * size)
         if size > 0:
-            copy_async(block.shared, queries_at(work), q, i64(work[at + QUERY]) * d, size, came, KEYS_CAME)
+            query = i64(work[at + QUERY]) * d
+            if streamed:
+                query += handed.half_of(act, layer) + handed.queries_at(rows, model)
+                copy_async(block.shared, queries_at(work), act.handed, query, size, came, KEYS_CAME)
+            else:
+                copy_async(block.shared, queries_at(work), act.q, query, size, came, KEYS_CAME)
         to = arena_view(block.shared, keys_at(work, d), PART * d, cache.keys)
         copy_part(work, at, part, to, cache.keys, layer, model, cache, came, KEYS_CAME)
 
@@ -292,7 +300,7 @@ def part_at(work, n, part):
 
 
 @device
-def merge_item(block, at, n, rows, model, act, in_fragments):
+def merge_item(block, at, n, rows, layer, model, act, streamed):
     """One warp: merge what the parts of the n-th item give, which is noted at `at`, a warp a head.
 
     Behind its last chunk of a row's unit a team says how many it had, and the last to do so merges the chunks.
@@ -307,7 +315,7 @@ def merge_item(block, at, n, rows, model, act, in_fragments):
         mbarrier_wait(meetings, MERGED + i64(buffer_of(work, i32(n - 1))), turn_of(work, i32(n - 1)))
     mbarrier_wait(meetings, GIVEN + buffer, turn_of(work, n))  # also where there is no head: not to be too early
     while head < work[at + ITS_HEADS]:
-        merge_parts(block, at, n, head, rows, model, act, in_fragments)
+        merge_parts(block, at, n, head, rows, layer, model, act, streamed)
         head = i32(head + work[MERGERS])
         warp_barrier()  # all have read the weights, and what parts have given
     warp_barrier()  # none waits any more, as above
@@ -319,17 +327,16 @@ def merge_item(block, at, n, rows, model, act, in_fragments):
             chunks = i32(work[at + CHUNKS])
             last = is_last(act.arrived, work[at + UNIT] * HEADS + i64(head), work[at + DONE], chunks)
             if last:
-                merge_chunks(block, at, head, rows, model, act, in_fragments)
+                merge_chunks(block, at, head, rows, layer, model, act, streamed)
             head = i32(head + work[MERGERS])
             warp_barrier()  # all have read the weights
 
 
 @device
-def merge_parts(block, at, n, head, rows, model, act, in_fragments):
+def merge_parts(block, at, n, head, rows, layer, model, act, streamed):
     """One warp: what parts of the n-th item give for a head, brought to one maximum, and added up in order.
 
-    Of a row's only chunk, that is divided by the total and goes to `attended`; otherwise it is itself what a chunk
-    gives.
+    Of a row's only chunk, that is divided by the total, and a result; otherwise it is itself what a chunk gives.
     """
     work, d = arena_view(block.shared, WORK, LISTED, model.eos), i32(opaque(i64(model.head_dim)))
     parts, here, step = work[at + PARTS], i32(part_at(work, n, i32(0))), work[CHUNK_SIZE]
@@ -344,19 +351,19 @@ def merge_parts(block, at, n, head, rows, model, act, in_fragments):
             block.shared, i64(weights), block.shared, i64(here + column), i64(step), i64(parts)
         )  # fmt: skip
         if work[at + CHUNKS] == 1:
-            put_attended(act.attended, rows, work[at + QUERY] + head, mine, sums, total, model, in_fragments)
+            put_attended(act, rows, work[at + QUERY] + head, mine, sums, total, layer, model, streamed)
         else:
             put_partial(act.partial, i64(work[at + INDEX]) * step + column, sums)
         mine = i32(mine + 4 * i32(warp_width()))
     if lane_id() == 0 and work[at + CHUNKS] > 1:
-        to = i64(work[at + INDEX]) * step + 2 * head
-        act.partial[to] = highest
-        act.partial[to + 1] = total
+        given = i64(work[at + INDEX]) * step + 2 * head
+        act.partial[given] = highest
+        act.partial[given + 1] = total
 
 
 @device
-def merge_chunks(block, at, head, rows, model, act, in_fragments):
-    """One warp: what all chunks of a row's unit give for a head, to `attended`. AT_ONCE of them at a time."""
+def merge_chunks(block, at, head, rows, layer, model, act, streamed):
+    """One warp: what all chunks of a row's unit give for a head. AT_ONCE of them at a time."""
     work, d = arena_view(block.shared, WORK, LISTED, model.eos), i32(opaque(i64(model.head_dim)))
     chunks, size = work[at + CHUNKS], i64(work[CHUNK_SIZE])
     first = i64(work[at + UNIT]) * act.most_chunks * size
@@ -375,7 +382,7 @@ def merge_chunks(block, at, head, rows, model, act, in_fragments):
             sums = sums[0] + a, sums[1] + b, sums[2] + c, sums[3] + e
             done = i32(done + AT_ONCE)
         if mine < d:
-            put_attended(act.attended, rows, work[at + QUERY] + head, mine, sums, total, model, in_fragments)
+            put_attended(act, rows, work[at + QUERY] + head, mine, sums, total, layer, model, streamed)
         begin, mine = i32(begin + 4 * i32(warp_width())), i32(mine + 4 * i32(warp_width()))
 
 
@@ -397,15 +404,16 @@ def is_last(arrived, at, done, chunks):
 
 
 @device
-def put_attended(attended, rows, head, column, sums, total, model, in_fragments):
+def put_attended(act, rows, head, column, sums, total, layer, model, streamed):
     """Four columns of a head, counted among those of all rows, divided by the total of their weights. One lane."""
     (a, b, c, e), scale = sums, f32(1.0) / total
     row, of_row = divide(i64(head), opaque(i64(model.heads)))
     at = of_row * i64(model.head_dim) + column
-    if in_fragments:
-        fragment_put(attended, row_at(rows, row, at), a * scale, b * scale, c * scale, e * scale)
+    if streamed:
+        to = handed.half_of(act, layer) + row_at(rows, row, at)
+        fragment_put(act.handed, to, a * scale, b * scale, c * scale, e * scale)
     else:
-        block_put(attended, block_row_at(rows, row, at), a * scale, b * scale, c * scale, e * scale)
+        block_put(act.attended, block_row_at(rows, row, at), a * scale, b * scale, c * scale, e * scale)
 
 
 @device

@@ -26,8 +26,10 @@ from ..simt.vocabulary import (
     block_threads,
     divide,
     f32,
+    i32,
     i64,
     narrow_put,
+    opaque,
     packed_floats,
     store_relaxed,
     thread_id,
@@ -156,7 +158,7 @@ def pack(block, model, large):
 @device
 def kind_of(model, product):
     """Which of the five kinds a product of the stream is."""
-    return i64(LOGITS if product == 4 * i64(model.layers) else product & 3)
+    return i64(LOGITS if i32(product) == i32(4 * opaque(i64(model.layers))) else product & 3)
 
 
 @device

@@ -13,19 +13,19 @@ MOST_WARPS, MOST_ROWS = 16, 16
 """Most warps of a block that computes from the stream, and most rows of a step."""
 
 STAGE_BARRIERS = REDUCTIONS
-"""Where an mbarrier for each stage lies in the arena, and behind them one for each warp's activations."""
+"""Where an mbarrier for each stage lies in the arena."""
 
-CURSORS = STAGE_BARRIERS + 2 * (STAGES + 1) * MOST_WARPS
+CURSORS = STAGE_BARRIERS + 2 * STAGES * MOST_WARPS
 """Where the warps' cursors begin in the arena."""
 
-CURSOR = 11
+CURSOR = 13
 """Words of a cursor."""
 
-KINDS, KIND = CURSORS + CURSOR * MOST_WARPS, 9
+KINDS, KIND = CURSORS + CURSOR * MOST_WARPS, 10
 """Where it is noted what there is to know of the stream's kinds of products, and the words of each; behind these
-come two for all of them."""
+come six for all of them."""
 
-BESTS = (KINDS + 5 * KIND + 3) & -2
+BESTS = (KINDS + 5 * KIND + 7) & -2
 """Where the rank key lies of the best token that a block has seen for each sample, two floats each."""
 
 PLACES = BESTS + 2 * MOST_ROWS

@@ -8,13 +8,15 @@ attends, its stages fill up, and the memory is busy all the time. The idea is th
 
 A block takes strips of 16 outputs in turn, and its warps share a strip's columns; each leaves its sums in the
 arena, and behind a barrier they are added up, in order. So a few rows cost hardly more than one, and a row's
-results do not depend on the rows beside it. Activations lie as :func:`fragment_put` leaves them, written by
-whoever makes them. A row is normalised where it is used: its columns are multiplied with the gains where they are
-made, with the sums of their squares beside them, and the result with the row's scale.
+results do not depend on the rows beside it. A row is normalised where it is used: its columns are multiplied with
+the gains where they are made, with the sums of their squares beside them, and the result with the row's scale.
+Activations lie as :func:`fragment_put` leaves them, and a product waits for them, not for a barrier
+(:mod:`.handed`).
 """
 
 import math
 
+from ..scheduler.state import SAMPLES, plan_of
 from ..simt import device
 from ..simt.vocabulary import (
     FRAGMENT,
@@ -22,6 +24,9 @@ from ..simt.vocabulary import (
     arena_view,
     async_fence,
     atomic_max,
+    awaited_copy,
+    awaited_four,
+    awaited_sum,
     barrier,
     block_threads,
     copy_async,
@@ -33,24 +38,23 @@ from ..simt.vocabulary import (
     i64,
     lane_id,
     lane_max,
-    lane_sum,
     mbarrier_expect_bytes,
     mbarrier_init,
     mbarrier_wait,
     mbarriers,
     opaque,
     packed_floats,
+    publish,
     rank,
     sum_of_fours,
     thread_id,
     tiles_pay,
     warp_barrier,
-    warp_copy,
     warp_id,
     warp_width,
     warps,
 )
-from . import attention
+from . import attention, handed
 from .attention import store_pair
 from .logits import LOWEST
 from .mlp import silu
@@ -93,34 +97,34 @@ PIECE = 8
 """Most fragments in a stage."""
 STAGE = PIECE * SIZE
 """Weights in a stage."""
-AT_ONCE = 512
-"""Most floats of activations that a warp's lanes load by themselves. More are copied asynchronously: that takes a
-fence and an mbarrier, but no lane waits for one load after the other."""
 MOST_SLOTS = 8
 """Most strips whose sums wait in the arena at a time."""
 SLOT_GAP = 16
 """Floats between the sums of two strips, which keep lanes apart in the arena's banks."""
 
-PRODUCT, STRIPS_LEFT, DONE, OF_EACH, NEXT, HOP, STAGE_NOW, PARITY, ROWS_PARITY, STAGE_KEPT, PARITY_KEPT = range(11)
+PRODUCT, STRIPS_LEFT, DONE, OF_EACH, NEXT, HOP, STAGE_NOW, PARITY, STAGE_KEPT, PARITY_KEPT = range(10)
+STRIP, FIRST_FRAGMENT, FRAGMENTS = range(10, 13)
 """Words of a warp's cursor: the product that it asks for; this block's strips of it that are left; of the first of
 them the fragments asked for, and of each the warp's share; the fragment to ask for next, and how far it is from
 the last of a strip to the first of the next one. The stage that is next, and the parity of the phase that will be
-over when the copy is there; the same of the mbarrier for activations. What :func:`keep_stage` keeps."""
+over when the copy is there. What :func:`keep_stage` keeps, and :func:`prepare`."""
 
-WHOLE, REST, LONGEST, MOST_AT_ONCE = range(5, 9)
+WHOLE, REST, TAKES, FETCHED, MOST_AT_ONCE = range(5, 10)
 """Words of a kind of products behind the columns of its row in :attr:`Model.stream`, those of the first layer: its
-strips divided by the blocks, and what is left. And of a step: how many floats of activations each warp fetches
-into the arena at most (0 = too many, and none does), and how many strips' sums may wait there."""
-LAYER_AT, LAYER_TURN = 5 * KIND, 5 * KIND + 1
-"""The words behind them: by how much AT and TURN grow from layer to layer."""
-ALL_KINDS = 5 * KIND + 2
+strips divided by the blocks, and what is left. And of a step: where its activations lie in half of what is
+handed on, those of how many fragments a warp fetches at a time, and how many strips' sums the arena may hold."""
+LAYER_AT, LAYER_TURN, MIDDLE_AT, QUERIES_AT, STREAM_AT, STOPS = range(5 * KIND, 5 * KIND + 6)
+"""The words behind them: by how much AT and TURN grow from layer to layer; where in such a half lie the residual
+stream as attention leaves it, queries, and the residual stream as a layer leaves it; and whether the step stops
+behind this layer."""
+ALL_KINDS = 5 * KIND + 6
 """All these words, which lie at KINDS in the arena."""
 
 
 def arena(rows: int, warps_in_block: int, head_dim: int, page_size: int) -> int:
     """Floats of arena that the stream needs for steps of `rows` rows: its stages, and below them room for the sums
-    of a strip, or for attention, during which they fill up."""
-    sums = SCRATCH + MOST_ROWS + warps_in_block * rows * FRAGMENT_PITCH + SLOT_GAP
+    of a strip, and for activations of a fragment for each warp; or for attention, during which they fill up."""
+    sums = SCRATCH + MOST_ROWS + warps_in_block * rows * (FRAGMENT_PITCH + FRAGMENT) + SLOT_GAP
     below = max(sums, attention.arena(head_dim, page_size, warps_in_block))
     return below + rows * head_dim + 3 + warps_in_block * STAGES * STAGE // 2
 
@@ -149,7 +153,7 @@ def pauses(block, rows, model):
 @device
 def stages_at(block):
     """Where the stages begin in the arena, at its end."""
-    return (i64(block.shared.shape[0]) - i64(warps()) * STAGES * (STAGE >> 1)) & -4
+    return (opaque(i64(block.shared.shape[0])) - i64(warps()) * STAGES * (STAGE >> 1)) & -4
 
 
 @device
@@ -163,13 +167,12 @@ def set_up(block, model):
     """Before anything else: all stages are empty. All lanes of the blocks that compute; a barrier is to follow."""
     if tiles_pay(model.weights) and model.stream_rows > 0:
         note_kinds(block, model)
-        bars = mbarriers(block.shared, STAGE_BARRIERS, (STAGES + 1) * MOST_WARPS)
+        bars = mbarriers(block.shared, STAGE_BARRIERS, STAGES * MOST_WARPS)
         cursors = arena_view(block.shared, CURSORS, CURSOR * MOST_WARPS, model.eos)
         if lane_id() == 0:
             for stage in range(STAGES):
                 mbarrier_init(bars, warp_id() * STAGES + stage, 1)
-            mbarrier_init(bars, STAGES * MOST_WARPS + warp_id(), 1)
-            for word in (STAGE_NOW, PARITY, ROWS_PARITY):
+            for word in (STAGE_NOW, PARITY):
                 cursors[warp_id() * CURSOR + word] = i32(0)
 
 
@@ -251,7 +254,7 @@ def ask_piece(block, model, cursors, at, left):
     """:func:`ask`, where `left` strips are left of the product at which the cursor is. One lane."""
     stage, parity, hop = cursors[at + STAGE_NOW], cursors[at + PARITY], cursors[at + HOP]
     done, share, source = cursors[at + DONE], cursors[at + OF_EACH], cursors[at + NEXT]
-    bars = mbarriers(block.shared, STAGE_BARRIERS, (STAGES + 1) * MOST_WARPS)
+    bars = mbarriers(block.shared, STAGE_BARRIERS, STAGES * MOST_WARPS)
     stages = arena_view(block.shared, stages_at(block), i64(warps()) * (STAGES * STAGE), model.packed)
     bar, n = i64(warp_id()) * STAGES + stage, i32(min(i32(share - done), i32(PIECE)))
     mbarrier_expect_bytes(bars, bar, i64(n) * (2 * SIZE))
@@ -305,7 +308,7 @@ def next_parity(stage, parity):
 def drain(block, model, stage, parity):
     """Wait for what has been asked for and will not be multiplied. All lanes, behind a barrier."""
     cursors = arena_view(block.shared, CURSORS, CURSOR * MOST_WARPS, model.eos)
-    bars, at = mbarriers(block.shared, STAGE_BARRIERS, (STAGES + 1) * MOST_WARPS), i64(warp_id()) * CURSOR
+    bars, at = mbarriers(block.shared, STAGE_BARRIERS, STAGES * MOST_WARPS), i64(warp_id()) * CURSOR
     while stage != cursors[at + STAGE_NOW] or parity != cursors[at + PARITY]:
         mbarrier_wait(bars, i64(warp_id()) * STAGES + stage, parity)
         stage, parity = next_stage(stage), next_parity(stage, parity)
@@ -330,20 +333,37 @@ def kept_stage(block, model):
 @device
 def gains_of(model, gain):
     """Four gains. One lane."""
-    norm = model.norm
-    return norm[gain], norm[gain + 1], norm[gain + 2], norm[gain + 3]
+    return four_of(model.norm, gain)
 
 
 @device
-def put_stream(rows, row, column, gains, model, act, a, b, c, d):
-    """Four columns of the residual stream, and what the next product takes of them. One lane."""
-    at, (g0, g1, g2, g3) = row * i64(model.hidden) + column, gains
-    act.x[at] = a
-    act.x[at + 1] = b
-    act.x[at + 2] = c
-    act.x[at + 3] = d
-    act.squares[at >> 2] = a * a + b * b + (c * c + d * d)
-    fragment_put(act.normed, row_at(rows, row, column), a * g0, b * g1, c * g2, d * g3)
+def four_of(x, at):
+    """Four columns of the residual stream, behind a barrier. One lane."""
+    return x[at], x[at + 1], x[at + 2], x[at + 3]
+
+
+@device
+def put_four(x, at, a, b, c, d):
+    """Four columns of the residual stream, for behind a barrier. One lane."""
+    x[at] = a
+    x[at + 1] = b
+    x[at + 2] = c
+    x[at + 3] = d
+
+
+@device
+def hand_on(rows, row, column, gains, normed, model, act, a, b, c, d):
+    """What the next product takes of four columns of the residual stream, to the rows at `normed`. One lane."""
+    squares = handed.squares_behind(rows, model, normed) + (row * i64(model.hidden) + column >> 2)
+    g0, g1, g2, g3 = gains
+    publish(act.handed, squares, a * a + b * b + (c * c + d * d))
+    fragment_put(act.handed, normed + row_at(rows, row, column), a * g0, b * g1, c * g2, d * g3)
+
+
+@device
+def half_taken(act, kind, layer):
+    """Where the half begins of which a product takes its activations: its layer's, or that of the one before."""
+    return handed.half_of(act, i64(layer) + i64(int(kind == PROJECT) | int(kind == LOGITS)))
 
 
 @device
@@ -353,6 +373,9 @@ def begin_rows(block, plan, rows, layer, x, model, cache, act):
     And each block notes what all layers ask for: the rows' pages, their places in them, their cosines and sines.
     """
     note_room(block, rows, model)
+    handed.clear(block, rows, layer, model, act)
+    half = half_taken(act, PROJECT, layer)
+    normed, stream = half + handed.behind_mlp(rows, model), half + handed.stream_at(rows, model)
     bests = arena_view(block.shared, BESTS, 2 * MOST_ROWS, plan.best)
     places, t = arena_view(block.shared, PLACES, 2 * MOST_ROWS, model.eos), i64(thread_id())
     while t < rows:
@@ -370,21 +393,20 @@ def begin_rows(block, plan, rows, layer, x, model, cache, act):
     while t < rows:
         column, at = 4 * i64(thread_id()), t * width
         while column < width:
-            a, b, c, d = x[at + column], x[at + column + 1], x[at + column + 2], x[at + column + 3]
-            put_stream(rows, t, column, gains_of(model, 2 * layer * width + column), model, act, a, b, c, d)
+            a, b, c, d = four_of(x, at + column)
+            put_four(act.handed, stream + at + column, a, b, c, d)
+            gains = gains_of(model, 2 * layer * width + column)
+            hand_on(rows, t, column, gains, normed, model, act, a, b, c, d)
             column += 4 * block_threads()
         t += block.blocks
 
 
 @device
-def measure_rows(block, rows, model, squares):
+def measure_rows(block, rows, squares, model, act):
     """One over the root mean square of each row, into the arena, for behind a barrier. A warp a row."""
     quads, t = opaque(i64(model.hidden)) >> 2, i64(i32(warps()) - 1 - i32(warp_id()))  # the others finish rows
-    step, first = 4 * i64(warp_width()), 4 * i64(lane_id())
-    n = divide(max(i64(0), quads - first) + step - 1, step)[0]
     while t < rows:
-        a, b, c, d = sum_of_fours(squares, t * quads + first, step, n)
-        total = lane_sum(a + b + (c + d))
+        total = awaited_sum(act.handed, squares + t * quads, quads)
         if lane_id() == 0:
             block.shared[SCRATCH + t] = f32(1.0) / f32(math.sqrt(total / f32(model.hidden) + model.eps))
         t += warps()
@@ -414,93 +436,118 @@ def results_at(rows, slot):
 
 
 @device
-def fetch_rows(block, model, x, first, n, longest):
-    """Copy this warp's columns of the rows, ``x[first:first+n]``, or begin to; where they go to in the arena.
-
-    Its place is below the rows' cosines, where each warp has `longest` floats.
-    """
-    at = rope_at(block, model) - (i64(warps()) - warp_id()) * longest
-    if longest <= AT_ONCE:
-        warp_copy(block.shared, at, x, first, n)
-        warp_barrier()
-    elif lane_id() == 0 and n > 0:
-        bars = mbarriers(block.shared, STAGE_BARRIERS, (STAGES + 1) * MOST_WARPS)
-        async_fence()  # others have written x, and lanes have used the place
-        mbarrier_expect_bytes(bars, STAGES * MOST_WARPS + warp_id(), 4 * n)
-        copy_async(block.shared, at, x, first, n, bars, STAGES * MOST_WARPS + warp_id())
-    return at
-
-
-@device
-def await_rows(block, model, share):
-    """Wait for what :func:`fetch_rows` has begun to copy. All lanes of a warp."""
-    cursors = arena_view(block.shared, CURSORS, CURSOR * MOST_WARPS, model.eos)
-    bars, at = mbarriers(block.shared, STAGE_BARRIERS, (STAGES + 1) * MOST_WARPS), i64(warp_id()) * CURSOR
-    if share > 0:
-        parity = cursors[at + ROWS_PARITY]
-        mbarrier_wait(bars, STAGES * MOST_WARPS + warp_id(), parity)
-        warp_barrier()  # all have read it
-        if lane_id() == 0:
-            cursors[at + ROWS_PARITY] = i32(parity ^ 1)
-
-
-@device
 def note_room(block, rows, model):
-    """Note how many activations, and how many sums, there is room for in a step of so many rows, for each kind."""
+    """Note for each kind where its activations lie, and how many of them, and how many sums, there is room for."""
     kinds, kind, size = (
         arena_view(block.shared, KINDS, ALL_KINDS, model.eos),
         i64(thread_id()),
         results_at(rows, 1) - results_at(rows, 0),
     )
     while kind <= LOGITS:
-        room = rope_at(block, model) - results_at(rows, 0)
-        longest, most = packed_floats(i64(kinds[kind * KIND + SHARE]) * rows * FRAGMENT), i32(MOST_SLOTS)
-        if longest * warps() + size > room:
-            longest = i64(0)
-        room -= longest * warps()
+        room, of_each = rope_at(block, model) - results_at(rows, 0), warps() * packed_floats(rows * FRAGMENT)
+        fetched, most = kinds[kind * KIND + SHARE], i32(MOST_SLOTS)
+        if fetched * of_each + size > room:
+            fetched = i32(PIECE)
+        while fetched > 1 and fetched * of_each + size > room:
+            fetched = i32(fetched >> 1)
+        room -= fetched * of_each
         while most * size > room:
             most = i32(most >> 1)
-        kinds[kind * KIND + LONGEST] = i32(longest)
+        kinds[kind * KIND + FETCHED] = fetched
         kinds[kind * KIND + MOST_AT_ONCE] = most
+        takes = i64(0)
+        if kind == GATED:
+            takes = handed.behind_attention(rows, model)
+        elif kind == LOWERED:
+            takes = handed.gated_at(rows, model)
+        elif kind != ATTENDED:
+            takes = handed.behind_mlp(rows, model)
+        kinds[kind * KIND + TAKES] = i32(takes)
         kind += block_threads()
+    if thread_id() == 0:
+        kinds[MIDDLE_AT] = i32(handed.middle_at(rows, model))
+        kinds[QUERIES_AT] = i32(handed.queries_at(rows, model))
+        kinds[STREAM_AT] = i32(handed.stream_at(rows, model))
 
 
 @device
 def prepare(block, number, model):
-    """What a product takes to know, found out before the barrier in front of it: a tuple of int32.
+    """Find out what a product takes to know, before it begins, and keep it in the arena. All lanes of a warp.
 
-    The first of this block's strips, the strips of all blocks, this warp's first fragment, how many it has; and
-    the step's LONGEST and MOST_AT_ONCE.
+    The first of this block's strips, this warp's first fragment of each, and how many it has.
     """
-    kinds, kind = arena_view(block.shared, KINDS, ALL_KINDS, model.eos), kind_of(model, number)
-    first, share = share_of(kinds, kind)
-    strip, strips = first_strip(block, kinds, kind, number >> 2), kinds[kind * KIND + STRIPS]
-    return strip, strips, first, share, kinds[kind * KIND + LONGEST], kinds[kind * KIND + MOST_AT_ONCE]
+    cursors, at = arena_view(block.shared, CURSORS, CURSOR * MOST_WARPS, model.eos), i64(warp_id()) * CURSOR
+    warp_barrier()  # all have read what was there
+    if lane_id() == 0:
+        kinds, kind = arena_view(block.shared, KINDS, ALL_KINDS, model.eos), kind_of(model, number)
+        first, share = share_of(kinds, kind)
+        cursors[at + STRIP] = first_strip(block, kinds, kind, number >> 2)
+        cursors[at + FIRST_FRAGMENT] = first
+        cursors[at + FRAGMENTS] = share
+    warp_barrier()
 
 
 @device
-def product(block, plan, rows, samples, number, products, prepared, stage, parity, model, sampling, cache, act):
+def rows_taken(kinds, kind, layer, act):
+    """Where the activations begin that a product takes of what has been handed on."""
+    return half_taken(act, kind, layer) + kinds[kind * KIND + TAKES]
+
+
+@device
+def place_of(block, rows, fetched, model):
+    """Where a warp's place for activations begins in the arena, of so many fragments, below the rows' cosines."""
+    return rope_at(block, model) - (i64(warps()) - warp_id()) * packed_floats(i64(fetched) * rows * FRAGMENT)
+
+
+@device
+def fetch(block, rows, number, model, act):
+    """Wait for the activations that a warp takes, and bring them to its place in the arena, if all fit there.
+
+    All blocks call it, behind :func:`prepare` and a barrier of the block; one without a strip of the product waits
+    for nothing.
+    """
+    kinds = arena_view(block.shared, KINDS, ALL_KINDS, model.eos)
+    cursors, mine = arena_view(block.shared, CURSORS, CURSOR * MOST_WARPS, model.eos), i64(warp_id()) * CURSOR
+    kind, layer = kind_of(model, number), number >> 2
+    if cursors[mine + STRIP] < kinds[kind * KIND + STRIPS]:
+        first, share = cursors[mine + FIRST_FRAGMENT], cursors[mine + FRAGMENTS]
+        at, fetched = rows_taken(kinds, kind, layer, act), kinds[kind * KIND + FETCHED]
+        if share <= fetched:
+            source, n = (
+                at + packed_floats(i64(first) * rows * FRAGMENT),
+                packed_floats(i64(share) * rows * FRAGMENT),
+            )
+            awaited_copy(block.shared, place_of(block, rows, fetched, model), act.handed, source, n)
+        if kind != ATTENDED and kind != LOWERED:
+            measure_rows(block, rows, handed.squares_behind(rows, model, at), model, act)
+        warp_barrier()  # the warp's activations are there
+    if kind == LOWERED and thread_id() == block_threads() - 1:
+        kinds[STOPS] = i32(int(handed.stops(rows, layer, model, act)))
+
+
+@device
+def stops(block, model):
+    """Whether the step stops behind the layer whose last product has been computed. Behind a barrier."""
+    return arena_view(block.shared, KINDS, ALL_KINDS, model.eos)[STOPS] != 0
+
+
+@device
+def product(block, plans, now, rows, number, products, stage, parity, model, sampling, cache, act):
     """One product for all rows, and what is made of it; the stage and parity of the next piece, and what it owes.
 
     The first piece of the next one, if there is one before number `products`, is asked for before the last sums
-    are added up. All blocks call it. It begins and ends without a grid barrier. :func:`settle` is to follow.
+    are added up. All blocks call it, behind :func:`fetch`. :func:`settle` is to follow, and a barrier.
     """
-    kind, layer = kind_of(model, number), number >> 2
-    strip, strips, first, share, longest, most = prepared
-    x, row = act.normed, packed_floats(i64(first) * rows * FRAGMENT)
-    if kind == ATTENDED:
-        x = act.attended
-    elif kind == LOWERED:
-        x = act.gated
-    if longest > 0:
-        row = fetch_rows(block, model, x, row, packed_floats(i64(share) * rows * FRAGMENT), i64(longest))
-    if kind != ATTENDED and kind != LOWERED:
-        measure_rows(block, rows, model, act.squares)
-    if longest > 0:
-        x = block.shared
-        if longest > AT_ONCE:
-            await_rows(block, model, share)
-    size = results_at(rows, i64(1)) - results_at(rows, i64(0))
+    kinds = arena_view(block.shared, KINDS, ALL_KINDS, model.eos)
+    cursors, mine = arena_view(block.shared, CURSORS, CURSOR * MOST_WARPS, model.eos), i64(warp_id()) * CURSOR
+    kind, layer, strip, share = (
+        kind_of(model, number),
+        number >> 2,
+        cursors[mine + STRIP],
+        cursors[mine + FRAGMENTS],
+    )
+    strips = kinds[kind * KIND + STRIPS]
+    size, most = results_at(rows, i64(1)) - results_at(rows, i64(0)), kinds[kind * KIND + MOST_AT_ONCE]
     begun, owed = False, i32(0)
     while strip < strips:
         if begun:
@@ -508,16 +555,18 @@ def product(block, plan, rows, samples, number, products, prepared, stage, parit
         begun, slot, here = True, i32(0), strip
         to = results_at(rows, i64(0)) + i64(warp_id()) * rows * FRAGMENT_PITCH
         while here < strips and slot < most:
-            stage, parity, owed = multiply_strip(block, rows, to, x, row, i64(share), stage, parity, owed, model)
+            stage, parity, owed = multiply_strip(
+                block, rows, kind, layer, to, share, stage, parity, owed, model, act
+            )
             slot, here, to = i32(slot + 1), i32(here + block.blocks), to + size
-        if owed > 0 and here >= strips and not (kind == PROJECT and pauses(block, rows, model)):
-            ask(block, model, products)  # for one: a release waits for all that is on its way to the block
+        if owed > 0 and here >= strips and kind != PROJECT:
+            ask(block, model, products)
             owed = i32(owed - 1)
         barrier()
-        finish(block, plan, rows, samples, kind, layer, i64(strip), i64(slot), model, sampling, cache, act)
+        finish(block, plans, now, rows, kind, layer, i64(strip), i64(slot), model, sampling, cache, act)
         strip = here
     if kind == LOGITS:
-        bring_bests(block, plan, samples)
+        bring_bests(block, plan_of(plans, now))
     return stage, parity, owed
 
 
@@ -530,59 +579,87 @@ def settle(block, model, products, owed):
 
 
 @device
-def multiply_strip(block, rows, to, x, row, share, stage, parity, owed, model):
+def multiply_strip(block, rows, kind, layer, to, share, stage, parity, owed, model, act):
     """This warp's columns of the strip whose weights come next; its sums lie in the arena then.
 
-    `share` fragments; those of x begin at `row`. Returns the stage and parity of the next piece, and in lane 0,
-    how many pieces it has yet to ask for: where the next one is another product's, which takes time to find out,
-    that waits until nobody waits for these sums (:func:`settle`).
+    `share` fragments. Their activations lie in its place, or come there as they are published, if there is no room
+    for all. Returns the stage and parity of the next piece, and in lane 0, how many pieces it has yet to ask for:
+    where the next one is another product's, which takes time to find out, that waits until nobody waits for these
+    sums (:func:`settle`).
     """
     cursors = arena_view(block.shared, CURSORS, CURSOR * MOST_WARPS, model.eos)
-    bars = mbarriers(block.shared, STAGE_BARRIERS, (STAGES + 1) * MOST_WARPS)
+    kinds = arena_view(block.shared, KINDS, ALL_KINDS, model.eos)
+    bars = mbarriers(block.shared, STAGE_BARRIERS, STAGES * MOST_WARPS)
     weights = arena_view(block.shared, stages_at(block), i64(warps()) * (STAGES * STAGE), model.packed)
-    bar, more = i64(warp_id()) * STAGES, False
+    bar, fetched = i64(warp_id()) * STAGES, kinds[kind * KIND + FETCHED]
+    place, done = place_of(block, rows, fetched, model), i32(0)
     if share == 0:
-        fragment_dots(block.shared, to, weights, i64(0), i64(0), x, row, rows, False)
-    while share > 0:
-        steps = min(share, i64(PIECE))
+        fragment_dots(block.shared, to, weights, i64(0), i64(0), block.shared, place, rows, False)
+    while done < share:
+        left, at = i32(min(share - done, i32(PIECE))), (bar + stage) * STAGE
         mbarrier_wait(bars, bar + stage, parity)
-        fragment_dots(block.shared, to, weights, (bar + stage) * STAGE, steps, x, row, rows, more)
+        while left > 0:
+            n = i32(min(left, fetched))
+            floats = packed_floats(i64(n) * rows * FRAGMENT)
+            if share > fetched:
+                fetch_some(block, rows, kind, layer, done, place, floats, model, act)
+            fragment_dots(block.shared, to, weights, at, i64(n), block.shared, place, rows, done > 0)
+            if share > fetched:
+                warp_barrier()  # the place has been read
+            else:
+                place += floats
+            left, done, at = i32(left - n), i32(done + n), at + i64(n) * SIZE
         warp_barrier()  # the stage has been read
         if lane_id() == 0:
-            at = i64(warp_id()) * CURSOR
-            left = cursors[at + STRIPS_LEFT]
-            if left > 0:
-                ask_piece(block, model, cursors, at, left)
+            mine = i64(warp_id()) * CURSOR
+            strips_left = cursors[mine + STRIPS_LEFT]
+            if strips_left > 0:
+                ask_piece(block, model, cursors, mine, strips_left)
             else:
                 owed = i32(owed + 1)
         stage, parity = next_stage(stage), next_parity(stage, parity)
-        more, share, row = True, share - steps, row + packed_floats(steps * rows * FRAGMENT)
     return stage, parity, owed
 
 
 @device
-def finish(block, plan, rows, samples, kind, layer, strip, slots, model, sampling, cache, act):
+def fetch_some(block, rows, kind, layer, done, place, floats, model, act):
+    """Wait for the activations of the next fragments of a warp's share, of which so many are done. All lanes."""
+    kinds = arena_view(block.shared, KINDS, ALL_KINDS, model.eos)
+    first = i64(share_of(kinds, kind)[0]) + done
+    source = rows_taken(kinds, kind, layer, act) + packed_floats(first * rows * FRAGMENT)
+    awaited_copy(block.shared, place, act.handed, source, floats)
+    warp_barrier()
+
+
+@device
+def finish(block, plans, now, rows, kind, layer, strip, slots, model, sampling, cache, act):
     """What is made of the sums of `slots` strips, the first of which is `strip`. A warp takes a row at a time."""
     t = i64(warp_id())
     if kind == LOGITS:
-        while t < samples:
+        plan = plan_of(plans, now)
+        while t < plan.count[SAMPLES]:
             finish_logits(block, plan, rows, t, strip, slots, model, sampling, act.logits)
             t += warps()
     else:
+        kinds, half = arena_view(block.shared, KINDS, ALL_KINDS, model.eos), handed.half_of(act, layer)
         while t < rows:
             if kind == PROJECT:
-                finish_pairs(block, rows, t, layer, strip, slots, model, cache, act.q)
+                finish_pairs(block, rows, t, half + kinds[QUERIES_AT], layer, strip, slots, model, cache, act)
             elif kind == GATED:
-                finish_gated(block, rows, t, strip, slots, model, act.gated)
+                finish_gated(block, rows, t, half + kinds[LOWERED * KIND + TAKES], strip, slots, model, act)
             else:
                 gain = (2 * i64(layer) + 1 + i64(kind == LOWERED)) * i64(model.hidden)
-                finish_sums(block, rows, t, gain, strip, slots, model, act)
+                normed = half + kinds[(GATED if kind == ATTENDED else PROJECT) * KIND + TAKES]
+                before, after = handed.half_of(act, layer + 1) + kinds[STREAM_AT], half + kinds[MIDDLE_AT]
+                if kind == LOWERED:
+                    before, after = after, half + kinds[STREAM_AT]
+                finish_sums(block, rows, t, gain, before, after, normed, kind, strip, slots, model, act)
             t += warps()
 
 
 @device
-def finish_pairs(block, rows, t, layer, strip, slots, model, cache, q):
-    """One warp: a row's queries, keys and values, rotated, to where they belong."""
+def finish_pairs(block, rows, t, queries, layer, strip, slots, model, cache, act):
+    """One warp: a row's queries, keys and values, rotated, to where they belong; queries from `queries` on."""
     e, step, d = i64(lane_id()), rows * FRAGMENT_PITCH, opaque(i64(model.head_dim))
     places = arena_view(block.shared, PLACES, 2 * MOST_ROWS, model.eos)
     inside, page, rope = i64(places[2 * t]), i64(places[2 * t + 1]), rope_at(block, model) + t * d
@@ -597,13 +674,13 @@ def finish_pairs(block, rows, t, layer, strip, slots, model, cache, q):
         a = sum_of_shares(block.shared, at, step) * scale
         b = sum_of_shares(block.shared, at + 8, step) * scale
         a, b = rotate(a, b, cos, sin)
-        store_pair(page, inside, t, layer, head, i, a, b, model, cache, q)
+        store_pair(page, inside, t, layer, head, i, a, b, model, cache, act.handed, queries)
         e += warp_width()
 
 
 @device
-def finish_gated(block, rows, t, strip, slots, model, gated):
-    """One warp: silu(gate) * up of a row."""
+def finish_gated(block, rows, t, gated, strip, slots, model, act):
+    """One warp: silu(gate) * up of a row, handed on from `gated` on."""
     scale, e = block.shared[SCRATCH + t], i64(lane_id())
     step = rows * FRAGMENT_PITCH
     while e < 2 * slots:
@@ -612,23 +689,39 @@ def finish_gated(block, rows, t, strip, slots, model, gated):
         g, u = sum_of_fours(block.shared, at, step, warps()), sum_of_fours(block.shared, at + 8, step, warps())
         a, b = silu(g[0] * scale) * (u[0] * scale), silu(g[1] * scale) * (u[1] * scale)
         c, d = silu(g[2] * scale) * (u[2] * scale), silu(g[3] * scale) * (u[3] * scale)
-        fragment_put(gated, row_at(rows, t, 8 * (strip + slot * block.blocks) + quad), a, b, c, d)
+        to = gated + row_at(rows, t, 8 * (strip + slot * block.blocks) + quad)
+        fragment_put(act.handed, to, a, b, c, d)
         e += warp_width()
 
 
 @device
-def finish_sums(block, rows, t, gain, strip, slots, model, act):
-    """One warp: a row's sums are added to the residual stream."""
-    e, x = i64(lane_id()), act.x
+def finish_sums(block, rows, t, gain, before, after, normed, kind, strip, slots, model, act):
+    """One warp: a row's sums are added to the residual stream, and handed on to the rows at `normed`.
+
+    The stream is at `before`, and goes to `after`. Behind attention it is published too; behind the MLP, where a
+    layer's last sums are added to it, a grid barrier is to come before it is read.
+    """
+    e = i64(lane_id())
     while e < 4 * slots:
         slot, quad = e >> 2, 4 * (e & 3)
         at = results_at(rows, slot) + t * FRAGMENT_PITCH + quad
         column = FRAGMENT * (strip + slot * block.blocks) + quad
         i = t * i64(model.hidden) + column
-        a, b, c, d = x[i], x[i + 1], x[i + 2], x[i + 3]
         gains = gains_of(model, gain + column)
+        if kind == LOWERED:
+            a, b, c, d = awaited_four(act.handed, before + i)
+        else:
+            a, b, c, d = four_of(act.handed, before + i)
         y = sum_of_fours(block.shared, at, rows * FRAGMENT_PITCH, warps())
-        put_stream(rows, t, column, gains, model, act, a + y[0], b + y[1], c + y[2], d + y[3])
+        a, b, c, d = a + y[0], b + y[1], c + y[2], d + y[3]
+        hand_on(rows, t, column, gains, normed, model, act, a, b, c, d)
+        if kind == LOWERED:
+            put_four(act.handed, after + i, a, b, c, d)
+        else:
+            publish(act.handed, after + i, a)
+            publish(act.handed, after + i + 1, b)
+            publish(act.handed, after + i + 2, c)
+            publish(act.handed, after + i + 3, d)
         e += warp_width()
 
 
@@ -655,13 +748,13 @@ def finish_logits(block, plan, rows, s, strip, slots, model, sampling, logits):
 
 
 @device
-def bring_bests(block, plan, samples):
+def bring_bests(block, plan):
     """What the block has seen may be the best of all. Each warp brings what it has seen.
 
     Once a step: an atomic that releases waits for all weights that are on their way to the block.
     """
     bests, s = arena_view(block.shared, BESTS, 2 * MOST_ROWS, plan.best), i64(warp_id())
-    while s < samples:
+    while s < plan.count[SAMPLES]:
         if lane_id() == 0 and bests[s] > LOWEST:
             atomic_max(plan.best, s, bests[s])
         s += warps()

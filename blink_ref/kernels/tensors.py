@@ -93,10 +93,12 @@ class Activations(NamedTuple):
     aside: Any
     """[T, D]: that of the step that was put aside for an urgent one"""
     normed: Any
-    """[T, D]: `x` times the next norm's gains, as the next product takes it"""
+    """[T, D]: `x` times the next norm's gains, as the next product takes it, in tiles"""
     squares: Any
-    """[T, D / 4]: sums of the squares of each four columns of `x`, where rows are computed from the stream; in
-    tiles, of each 128"""
+    """[T, D / 128]: sums of the squares of each 128 columns of `x`, in tiles"""
+    handed: Any
+    """[2, floats of a half]: what products hand on to each other where rows are computed from the stream (see
+    handed.py)"""
     q: Any
     """[T, H * d]: rotated queries"""
     attended: Any

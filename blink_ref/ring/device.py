@@ -99,9 +99,10 @@ def look_what_is_read(window, worker):
 @device
 def urgent_rung(window):
     """Urgent requests that the workers have rung so far, modulo 2**32: a hint, that orders nothing. One lane."""
-    rung = u32(0)
-    for worker in range(workers_of(window)):
+    rung, worker = u32(0), i64(0)
+    while worker < workers_of(window):
         rung = u32(rung + load_relaxed(window.urgent, worker * WORDS_IN_LINE, SYSTEM))
+        worker = opaque(worker) + 1
     return rung
 
 

@@ -104,9 +104,9 @@ def bring_back(window, queue, plan):
 
 
 @device
-def copy_stream(block, x, kept, n):
-    """``kept[:n] = x[:n]``: a residual stream of n floats, put aside or brought back. All blocks; no barrier."""
+def copy_stream(block, x, at, kept, n):
+    """``kept[:n] = x[at:at+n]``: a residual stream of n floats, put aside or brought back. All blocks share it."""
     quads = i64(n) >> 2
     first = first_of_share(quads, i64(block.id), i64(block.blocks)) * 4
     end = first_of_share(quads, i64(block.id) + 1, i64(block.blocks)) * 4
-    block_copy(kept, first, x, first, end - first)
+    block_copy(kept, first, x, at + first, end - first)

@@ -129,8 +129,7 @@ def _put_four(x, at, a, b, c, d):
     return put_four
 
 
-for _word in (words.fragment_put, words.block_put):
-    overload(_word, target="cpu", strict=False)(_put_four)
+overload(words.block_put, target="cpu", strict=False)(_put_four)
 
 
 @register_jitable
@@ -256,15 +255,6 @@ def _(arena, k, values, weights, heads, d, n):
 
 for _word, _plain in plain_tiles.WORDS.items():
     overload(_word, target="cpu", strict=False)(lambda *args, plain=_plain: plain)
-
-
-@overload(words.warp_copy, target="cpu", strict=False)
-def _(out, k, a, i, n):
-    def warp_copy(out, k, a, i, n):
-        for c in range(n):
-            out[k + c] = a[i + c]
-
-    return warp_copy
 
 
 @overload(words.block_copy, target="cpu", strict=False)

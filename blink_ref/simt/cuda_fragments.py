@@ -6,11 +6,12 @@ Of x, in the arena or in global memory, a lane takes four columns of a row with 
 """
 
 from . import vocabulary as words
-from .cuda_loops import _four, _keep_rolled, _store_four, store_two_words, store_word, two_words
+from .cuda_loops import _four, _keep_rolled, _store_four, store_two_words, two_words
+from .cuda_published import publish_word
 from .cuda_tensor import has_tensor_cores, load_matrices, multiply_f16, narrow_two, shared_address
 from .cuda_words import define_by
 from .numba_cuda import cuda
-from .vocabulary import FRAGMENT, FRAGMENT_PITCH, f32, i32, i64, lane_id, u32, widen
+from .vocabulary import FRAGMENT, FRAGMENT_PITCH, f32, i32, i64, lane_id, publish, u32, widen
 
 SCALE, BACK = f32(1 / 16), f32(16.0)
 """Activations are kept scaled: the largest float16 is 65,504, and there are models with larger ones. What becomes
@@ -134,10 +135,13 @@ def _(x, at, a, b, c, d):
     def fragment_put(x, at, a, b, c, d):
         if has_tensor_cores():
             to = (at & ~i64(7)) + 2 * (at & 3) + ((at >> 2) & 1)
-            store_word(x, to, narrow_two(a * SCALE, b * SCALE))
-            store_word(x, to + 2, narrow_two(c * SCALE, d * SCALE))
+            publish_word(x, to, narrow_two(a * SCALE, b * SCALE))
+            publish_word(x, to + 2, narrow_two(c * SCALE, d * SCALE))
         else:
-            _store_four(x, at, (a, b, c, d))
+            publish(x, at, a)
+            publish(x, at + 1, b)
+            publish(x, at + 2, c)
+            publish(x, at + 3, d)
 
     return fragment_put
 

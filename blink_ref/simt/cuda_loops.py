@@ -179,20 +179,6 @@ def _(typing_context, a, i):
     return result(a, i), codegen
 
 
-def store_word(a, i, word):
-    """A word becomes ``a[i]`` of 32 bits. A word of the `cuda_` files."""
-    raise NotImplementedError("compiled code only")
-
-
-@define(store_word)
-def _(typing_context, a, i, word):
-    def codegen(context, builder, signature, args):
-        builder.store(args[2], builder.bitcast(access(context, builder, signature, args), I32.as_pointer()))
-        return context.get_dummy_value()
-
-    return types.none(a, i, types.uint32), codegen
-
-
 def store_two_words(a, i, first, second):
     """Two words become ``a[i:i+2]`` of 32 bits, by one store of 8 bytes. A word of the `cuda_` files."""
     raise NotImplementedError("compiled code only")
@@ -248,23 +234,6 @@ def _(out, k, a, i, n):
             c += step
 
     return block_copy
-
-
-@define_by(words.warp_copy)
-def _(out, k, a, i, n):
-    def warp_copy(out, k, a, i, n):
-        c, last = i64(lane_id() * 4), i64(n - 4)
-        while c < n:
-            # behind the end, the last four once more
-            c1, c2, c3 = min(c + 128, last), min(c + 256, last), min(c + 384, last)
-            a0, a1, a2, a3 = _four(a, i + c), _four(a, i + c1), _four(a, i + c2), _four(a, i + c3)
-            _store_four(out, k + c, a0)
-            _store_four(out, k + c1, a1)
-            _store_four(out, k + c2, a2)
-            _store_four(out, k + c3, a3)
-            c += 512
-
-    return warp_copy
 
 
 @define_by(words.block_scale)

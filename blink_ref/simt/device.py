@@ -87,8 +87,11 @@ def device(fn: Callable[..., Any]) -> DeviceFunction:
 
 
 def references(fn: types.FunctionType) -> dict[str, Any]:
-    """What the code of `fn` names: globals, filled closure cells, and, as ``module.name``, what is in modules."""
-    names = {name for code in _codes(fn.__code__) for name in code.co_names}
+    """What the code of `fn` names: globals, filled closure cells, and, as ``module.name``, what is in modules.
+
+    In the same order in every process: a module with several names is taken by the same one.
+    """
+    names = sorted({name for code in _codes(fn.__code__) for name in code.co_names})
     found = {name: fn.__globals__[name] for name in names if name in fn.__globals__}
     found |= {name: cell.cell_contents for name, cell in _cells(fn).items() if _is_filled(cell)}
     queue = [(name, value) for name, value in found.items() if isinstance(value, types.ModuleType)]

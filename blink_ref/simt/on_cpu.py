@@ -6,7 +6,7 @@ from typing import Any
 
 import numba
 
-from . import cpu_words  # noqa: F401 - defines the words
+from . import cpu_published, cpu_words  # noqa: F401 - define the words
 from . import vocabulary as words
 from .cache import CalleeCache, ClosureCache
 from .cpu_library import CalleeCompiler, set_environments

@@ -21,6 +21,7 @@ from . import (
     cuda_fragments,  # noqa: F401 - defines words
     cuda_heads,  # noqa: F401 - defines words
     cuda_loops,  # noqa: F401 - defines words
+    cuda_published,  # noqa: F401 - defines words
     cuda_staged,  # noqa: F401 - defines words
     cuda_tiles,  # noqa: F401 - defines words
 )
@@ -40,6 +41,8 @@ WARP_WORDS |= {
     words.row_dots_of_two,
     words.row_mix,
     words.warp_barrier,
+    words.awaited_copy,
+    words.awaited_sum,
     words.dots_ask,
     words.dots_forget,
     words.block_dots,

@@ -25,7 +25,7 @@ from pathlib import Path
 
 WORDS = frozenset(
     {"barrier", "warp_barrier", "lane_sum", "lane_max", "lane_broadcast", "lane_any"}
-    | {"row_dot", "row_dots", "row_dots_of_two", "fragment_dots"}
+    | {"row_dot", "row_dots", "row_dots_of_two", "fragment_dots", "awaited_sum"}
     | {"dots_ask", "dots_forget", "block_dots"}
     | {"tile_attend", "tile_end", "heads_weigh", "heads_mix"}
 )

@@ -282,6 +282,74 @@ def async_fence():
     me().block.async_fence()
 
 
+# --- numbers that are published one by one, by lanes of any block: whoever awaits them needs no barrier
+
+
+UNPUBLISHED = 0xFFFFFFFF
+"""The bits that stand in a float32's place until it is published: a NaN that no arithmetic makes."""
+
+
+def unpublish(a, i):
+    """``a[i]``, a float32, is yet to be published. One lane; an ordinary write.
+
+    A barrier with whoever publishes or awaits it, or used it before, stands before and behind.
+    """
+    a[i] = np.uint32(UNPUBLISHED).view(np.float32)
+
+
+def publish(a, i, x):
+    """``a[i] = x``, a float32, for :func:`awaited`. One lane.
+
+    It is seen whole, and by itself: nothing else that the lane has written comes before it. (Where x is the NaN
+    that means UNPUBLISHED, another one is published.)
+    """
+    scope = GPU  # noqa: F841 - the checker looks at it
+    a[i] = _publishable(x)
+
+
+def _publishable(x):
+    x = np.float32(x)
+    return x if x.view(np.uint32) != UNPUBLISHED else np.uint32(UNPUBLISHED - 1).view(np.float32)
+
+
+def awaited(a, i):
+    """``a[i]``, a float32, as soon as it is published, as :func:`relax` gives way. One lane.
+
+    By it alone, nothing else that the publisher has written is known to be there.
+    """
+    scope, spins = GPU, 0  # noqa: F841 - the checker looks at it
+    while (x := a[i]).view(np.uint32) == UNPUBLISHED:
+        relax(spins)
+        spins += 1
+    return x
+
+
+def awaited_four(a, i):
+    """``a[i:i+4]`` as a tuple, each as by :func:`awaited`; one load on CUDA. i is a multiple of 4. One lane."""
+    return awaited(a, i), awaited(a, i + 1), awaited(a, i + 2), awaited(a, i + 3)
+
+
+def awaited_copy(out, k, a, i, n):
+    """``out[k:k+n] = a[i:i+n]``, each as soon as it is published, by the lanes of a warp.
+
+    All call it with the same arguments. n, i and k are multiples of 4, both arrays 16-byte aligned. On CUDA a lane
+    waits for up to 16 numbers at once.
+    """
+    for c in range(me().lane, n, me().warp.width):
+        out[k + c] = awaited(a, i + c)
+
+
+def awaited_sum(a, i, n):
+    """The sum of ``a[i:i+n]``, each as soon as it is published, by a warp, all lanes of which get it.
+
+    n and i are multiples of 4. The order of the additions depends on n alone.
+    """
+    total = np.float32(0)
+    for c in range(me().lane, n, me().warp.width):
+        total += awaited(a, i + c)
+    return lane_sum(total)
+
+
 # --- numbers
 
 
@@ -450,10 +518,11 @@ def packed_floats(n):
 def fragment_put(x, at, a, b, c, d):
     """Four neighbouring columns of a row of x, at ``x[at]``, for :func:`fragment_dots`. One lane.
 
-    They take ``packed_floats(4)`` floats, and `at` is a multiple of that. Which of a row's 16 columns is where
-    within their room, only that word knows.
+    They take ``packed_floats(4)`` floats, and 16 columns begin at a multiple of ``packed_floats(16)``. Which of
+    them is where within their room, only that word knows. Each float is published (see :func:`publish`).
     """
-    x[at], x[at + 1], x[at + 2], x[at + 3] = a, b, c, d
+    scope = GPU  # noqa: F841 - the checker looks at it
+    x[at], x[at + 1], x[at + 2], x[at + 3] = map(_publishable, (a, b, c, d))
 
 
 def fragment_dots(out, k, w, at, steps, x, j, rows, more):
@@ -759,16 +828,6 @@ def block_copy(out, k, a, i, n):
     """``out[k:k+n] = a[i:i+n]``, float32, by all lanes of the block; no barrier. All multiples of 4."""
     thread, threads = me().thread, me().block.threads
     out[k + thread : k + n : threads] = a[i + thread : i + n : threads]
-
-
-def warp_copy(out, k, a, i, n):
-    """``out[k:k+n] = a[i:i+n]``, float32, by the lanes of a warp, all of which call it with the same arguments.
-
-    n, i and k are multiples of 4, both arrays 16-byte aligned. A lane waits for as little as it can: on CUDA for
-    one load's latency for 512 numbers.
-    """
-    lane, width = me().lane, me().warp.width
-    out[k + lane : k + n : width] = a[i + lane : i + n : width]
 
 
 def block_scale(out, k, a, i, scale, gain, g, n):
