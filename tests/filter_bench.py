@@ -1,12 +1,14 @@
 """What tests of the sampling phase share: samples of any request, drawn on the device and by the specification."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from engine_bench import SMALL
 from kernel_bench import poison_arena
 
+from blink_ref.engine import memory
 from blink_ref.kernels import filters, logits, penalties
-from blink_ref.kernels.tensors import MOST_LOGPROBS, Activations, Model
+from blink_ref.kernels.tensors import MOST_LOGPROBS, Model
 from blink_ref.scheduler import state
 from blink_ref.simt import device, launch
 from blink_ref.simt.vocabulary import f32
@@ -104,15 +106,14 @@ class Samples:
             none, np.zeros((1, 7), np.int64), none, np.zeros((1, 1), np.float32), np.array(EOS, np.int32),
             0, 0, 1, 8, 8, 1, 1, 8, vocab, f32(1e-5), 0, np.zeros(8, np.uint16), np.zeros((1, 4), np.int64), 0,
         )  # fmt: skip
-        self.act = Activations(
-            x=none, aside=none, normed=none, squares=none, q=none, attended=none, gated=none, pieces=none,
-            partial=none, arrived=np.zeros(1, np.int32), met=np.zeros(2, np.int32), most_chunks=0,
+        unused = memory.activations(replace(SMALL, hidden=16, ffn=16, vocab=1), 1, 1)
+        self.act = unused._replace(
             logits=np.append(self.x.reshape(-1), np.full(vocab, np.nan, np.float32)),
             adjusted=np.full(rows * vocab, np.nan, np.float32),
             counts=np.zeros(rows * vocab, np.int32),
             chosen_logprob=np.full(rows * (1 + MOST_LOGPROBS), np.nan, np.float32),
             likely=np.full(rows * MOST_LOGPROBS, -1, np.int32),
-        )  # fmt: skip
+        )
 
     def _fill(self, slot: int, ask: Ask) -> None:
         s, tokens = self.sampling, ask.prompt + ask.answer

@@ -55,7 +55,8 @@ def model_of(shape):
 
 def streaming(settings, config, rows=stream.MOST_ROWS, room=4000):
     """The settings with the stream on, and some more floats in the arena than it needs."""
-    needed = stream.arena(rows, settings.warps, config.head_dim, settings.page_size) + room
+    sizes = rows, settings.warps, config.head_dim, settings.page_size
+    needed = stream.arena(*sizes, halves=settings.target == "cuda") + room
     if settings.target == "cuda":
         from blink_ref.simt import on_cuda
 
@@ -304,5 +305,6 @@ def test_what_cannot_be_packed_is_computed_without_the_stream(changes, dtype):
     made = Bench((config, weights), settings)
     assert made.model.stream_rows == 0
     assert made.model.packed is None
-    small = replace(settings, shared=stream.arena(stream.MOST_ROWS, 1, FITS.head_dim, settings.page_size) - 1)
+    least = stream.arena(stream.MOST_ROWS, 1, FITS.head_dim, settings.page_size, halves=False)
+    small = replace(settings, shared=least - 1)
     assert not memory.stream_fits(FITS, Weights.random(FITS), small)

@@ -222,7 +222,7 @@ def run(seed: int) -> list[Count]:
     settings = replace(SETTINGS, blocks=SETTINGS.blocks + own, scheduler_block=own == 1, kv_dtype=kv_dtype)
     if in_tiles:  # a block that computes alone has more than one tile
         parts = flash_items.arena(MODEL.head_dim, MODEL.heads, WARPS) - flash_items.WEIGHTS
-        few = stream.arena(IN_TILES, WARPS, MODEL.head_dim, PAGE_SIZE) + parts
+        few = stream.arena(IN_TILES, WARPS, MODEL.head_dim, PAGE_SIZE, halves=False) + parts
         shared = max(tiles.arena(MODEL.head_dim, halves=False), few)
         settings = replace(settings, blocks=SETTINGS.blocks, shared=shared, stream_rows=IN_TILES)
     layout = replace(memory.window_layout(MODEL, settings), outbox=OUTBOX, events=1 << 11)

@@ -91,7 +91,8 @@ def stream_fits(config: ModelConfig, weights: Weights, settings: Settings) -> bo
     """Whether steps of few rows can be computed from a stream of packed weights."""
     if settings.stream_rows == 0 or settings.warps > stream.MOST_WARPS:
         return False
-    needed = stream.arena(settings.stream_rows, settings.warps, config.head_dim, settings.page_size)
+    sizes = settings.stream_rows, settings.warps, config.head_dim, settings.page_size
+    needed = stream.arena(*sizes, halves=settings.target == "cuda")
     return settings.shared >= needed and packing.fits(config, weights.flat.dtype)
 
 

@@ -97,6 +97,9 @@ PIECE = 8
 """Most fragments in a stage."""
 STAGE = PIECE * SIZE
 """Weights in a stage."""
+LEAST = 4
+"""Fragments whose activations a warp fetches at a time, at least: so many are one run of additions (see
+:func:`fragment_dots`), however many follow."""
 MOST_SLOTS = 8
 """Most strips whose sums wait in the arena at a time."""
 SLOT_GAP = 16
@@ -121,10 +124,14 @@ ALL_KINDS = 5 * KIND + 6
 """All these words, which lie at KINDS in the arena."""
 
 
-def arena(rows: int, warps_in_block: int, head_dim: int, page_size: int) -> int:
+def arena(rows: int, warps_in_block: int, head_dim: int, page_size: int, halves: bool) -> int:
     """Floats of arena that the stream needs for steps of `rows` rows: its stages, and below them room for the sums
-    of a strip, and for activations of a fragment for each warp; or for attention, during which they fill up."""
-    sums = SCRATCH + MOST_ROWS + warps_in_block * rows * (FRAGMENT_PITCH + FRAGMENT) + SLOT_GAP
+    of a strip, and for activations of LEAST fragments for each warp; or for attention, during which they fill up.
+
+    `halves`: activations are float16, as on CUDA.
+    """
+    fetched = LEAST * FRAGMENT // (2 if halves else 1)
+    sums = SCRATCH + MOST_ROWS + warps_in_block * rows * (FRAGMENT_PITCH + fetched) + SLOT_GAP
     below = max(sums, attention.arena(head_dim, page_size, warps_in_block))
     return below + rows * head_dim + 3 + warps_in_block * STAGES * STAGE // 2
 
@@ -448,7 +455,7 @@ def note_room(block, rows, model):
         fetched, most = kinds[kind * KIND + SHARE], i32(MOST_SLOTS)
         if fetched * of_each + size > room:
             fetched = i32(PIECE)
-        while fetched > 1 and fetched * of_each + size > room:
+        while fetched > LEAST and fetched * of_each + size > room:
             fetched = i32(fetched >> 1)
         room -= fetched * of_each
         while most * size > room:

@@ -28,14 +28,19 @@ def _before(out, at, real):
 
 
 @cuda.jit(device=True)
-def _put(out, at, c, d, one, two):
-    """A lane's four sums, of the products with every other fragment each, if the one row, or the two, are real."""
+def _put(out, at, c, one, two):
+    """A lane's four sums, if the one row, or the two, are real."""
     if one:
-        out[at] = (c[0] + d[0]) * BACK
-        out[at + 8] = (c[2] + d[2]) * BACK
+        out[at] = c[0] * BACK
+        out[at + 8] = c[2] * BACK
     if two:
-        out[at + FRAGMENT_PITCH] = (c[1] + d[1]) * BACK
-        out[at + FRAGMENT_PITCH + 8] = (c[3] + d[3]) * BACK
+        out[at + FRAGMENT_PITCH] = c[1] * BACK
+        out[at + FRAGMENT_PITCH + 8] = c[3] * BACK
+
+
+@cuda.jit(device=True)
+def _plus(c, odd):
+    return c[0] + odd[0], c[1] + odd[1], c[2] + odd[2], c[3] + odd[3]
 
 
 @cuda.jit(device=True)
@@ -49,7 +54,7 @@ def _fragments(out, k, w, at, steps, x, j, rows, more):
     step = i64(i32(n * 8))
     to = k + i64(i32(2 * quad * FRAGMENT_PITCH + row))
     zero = (f32(0.0), f32(0.0), f32(0.0), f32(0.0))
-    c, odd, d, odd2 = zero, zero, zero, zero
+    c, d = zero, zero
     if more:
         c = _before(out, to, i32(2 * quad) < n)
         d = _before(out, to + 8 * FRAGMENT_PITCH, i32(2 * quad + 8) < n)
@@ -61,18 +66,16 @@ def _fragments(out, k, w, at, steps, x, j, rows, more):
             b2, b3 = two_words(x, x0 + 2 * step), two_words(x, x0 + 3 * step)
             a0, a1 = load_matrices(stored), load_matrices(u32(stored + u32(512)))
             a2, a3 = load_matrices(u32(stored + u32(1024))), load_matrices(u32(stored + u32(1536)))
-            c = multiply_f16(c, a0, b0[0], b0[1])
-            odd = multiply_f16(odd, a1, b1[0], b1[1])
-            c = multiply_f16(c, a2, b2[0], b2[1])
-            odd = multiply_f16(odd, a3, b3[0], b3[1])
+            c, odd = multiply_f16(c, a0, b0[0], b0[1]), multiply_f16(zero, a1, b1[0], b1[1])
+            c, odd = multiply_f16(c, a2, b2[0], b2[1]), multiply_f16(odd, a3, b3[0], b3[1])
+            c = _plus(c, odd)  # here, so that it is the same where a call ends here
             if n > 8:
                 x1 = x0 + to_second
                 b0, b1 = two_words(x, x1), two_words(x, x1 + step)
                 b2, b3 = two_words(x, x1 + 2 * step), two_words(x, x1 + 3 * step)
-                d = multiply_f16(d, a0, b0[0], b0[1])
-                odd2 = multiply_f16(odd2, a1, b1[0], b1[1])
-                d = multiply_f16(d, a2, b2[0], b2[1])
-                odd2 = multiply_f16(odd2, a3, b3[0], b3[1])
+                d, odd = multiply_f16(d, a0, b0[0], b0[1]), multiply_f16(zero, a1, b1[0], b1[1])
+                d, odd = multiply_f16(d, a2, b2[0], b2[1]), multiply_f16(odd, a3, b3[0], b3[1])
+                d = _plus(d, odd)
             left = i32(left - 4)
             x0 += 4 * step
             stored = u32(stored + u32(2048))
@@ -85,10 +88,10 @@ def _fragments(out, k, w, at, steps, x, j, rows, more):
             left = i32(left - 1)
             x0 += step
             stored = u32(stored + u32(512))
-    _put(out, to, c, odd, i32(2 * quad) < n, i32(2 * quad + 1) < n)
+    _put(out, to, c, i32(2 * quad) < n, i32(2 * quad + 1) < n)
     if n > 8:
         to += 8 * FRAGMENT_PITCH
-        _put(out, to, d, odd2, i32(2 * quad + 8) < n, i32(2 * quad + 9) < n)
+        _put(out, to, d, i32(2 * quad + 8) < n, i32(2 * quad + 9) < n)
 
 
 @cuda.jit(device=True)

@@ -534,7 +534,8 @@ def fragment_dots(out, k, w, at, steps, x, j, rows, more):
     there too, or in global memory; `rows` is at most 16, `at` a multiple of 8, j of 4.
 
     Which lane writes which result is not said: a barrier stands before anybody else reads them. The order of the
-    additions depends on the calls alone, not on `rows`. CUDA, from compute capability 9.0 on: tensor cores.
+    additions does not depend on `rows`, nor on whether a call does what several would, of four steps each, but for
+    the last. CUDA, from compute capability 9.0 on: tensor cores.
     """
     lane, width = me().lane, me().warp.width
     stored = _stored_rows(w, at, steps)
