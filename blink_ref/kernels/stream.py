@@ -445,11 +445,8 @@ def results_at(rows, slot):
 @device
 def note_room(block, rows, model):
     """Note for each kind where its activations lie, and how many of them, and how many sums, there is room for."""
-    kinds, kind, size = (
-        arena_view(block.shared, KINDS, ALL_KINDS, model.eos),
-        i64(thread_id()),
-        results_at(rows, 1) - results_at(rows, 0),
-    )
+    kinds, kind = arena_view(block.shared, KINDS, ALL_KINDS, model.eos), i64(thread_id())
+    size = results_at(rows, 1) - results_at(rows, 0)
     while kind <= LOGITS:
         room, of_each = rope_at(block, model) - results_at(rows, 0), warps() * packed_floats(rows * FRAGMENT)
         fetched, most = kinds[kind * KIND + SHARE], i32(MOST_SLOTS)
@@ -520,11 +517,8 @@ def fetch(block, rows, number, model, act):
         first, share = cursors[mine + FIRST_FRAGMENT], cursors[mine + FRAGMENTS]
         at, fetched = rows_taken(kinds, kind, layer, act), kinds[kind * KIND + FETCHED]
         if share <= fetched:
-            source, n = (
-                at + packed_floats(i64(first) * rows * FRAGMENT),
-                packed_floats(i64(share) * rows * FRAGMENT),
-            )
-            awaited_copy(block.shared, place_of(block, rows, fetched, model), act.handed, source, n)
+            place, n = place_of(block, rows, fetched, model), packed_floats(i64(share) * rows * FRAGMENT)
+            awaited_copy(block.shared, place, act.handed, at + packed_floats(i64(first) * rows * FRAGMENT), n)
         if kind != ATTENDED and kind != LOWERED:
             measure_rows(block, rows, handed.squares_behind(rows, model, at), model, act)
         warp_barrier()  # the warp's activations are there
@@ -547,14 +541,9 @@ def product(block, plans, now, rows, number, products, stage, parity, model, sam
     """
     kinds = arena_view(block.shared, KINDS, ALL_KINDS, model.eos)
     cursors, mine = arena_view(block.shared, CURSORS, CURSOR * MOST_WARPS, model.eos), i64(warp_id()) * CURSOR
-    kind, layer, strip, share = (
-        kind_of(model, number),
-        number >> 2,
-        cursors[mine + STRIP],
-        cursors[mine + FRAGMENTS],
-    )
-    strips = kinds[kind * KIND + STRIPS]
-    size, most = results_at(rows, i64(1)) - results_at(rows, i64(0)), kinds[kind * KIND + MOST_AT_ONCE]
+    kind, layer, size = kind_of(model, number), number >> 2, results_at(rows, i64(1)) - results_at(rows, i64(0))
+    strip, share = cursors[mine + STRIP], cursors[mine + FRAGMENTS]
+    strips, most = kinds[kind * KIND + STRIPS], kinds[kind * KIND + MOST_AT_ONCE]
     begun, owed = False, i32(0)
     while strip < strips:
         if begun:
@@ -567,7 +556,7 @@ def product(block, plans, now, rows, number, products, stage, parity, model, sam
             )
             slot, here, to = i32(slot + 1), i32(here + block.blocks), to + size
         if owed > 0 and here >= strips and kind != PROJECT:
-            ask(block, model, products)
+            ask(block, model, products)  # for one: whoever loads, or releases, waits behind what is on its way
             owed = i32(owed - 1)
         barrier()
         finish(block, plans, now, rows, kind, layer, i64(strip), i64(slot), model, sampling, cache, act)
