@@ -516,7 +516,7 @@ measure(attention.project, cost, q, exact, p, 1, 0, m, c, a.x, a.q)
 
 exact = attention.spec(q.reshape(HEADS, SIZE), cached(c.keys), cached(c.values))
 cost = attention.cost(1, 256, HEADS, KV_HEADS, SIZE)
-measure(attention.attend, cost, attended, exact, p, 1, 0, m, c, a.q, a.attended, False)
+measure(attention.attend, cost, attended, exact, p, 1, 0, m, c, a, False)
 
 exact = x + linear.spec(a.gated[None, :F], matrix(tensors.DOWN, D, F))[0]
 down = m.matrix[0, tensors.DOWN]
