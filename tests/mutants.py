@@ -54,6 +54,10 @@ REDUNDANT = {
         "standing still for a whole item, which the interleavings of these seeds do not have"
     ),
     "kernels.flash_decoding.merge_item: warp_barrier 2": "the same",
+    "kernels.stream.prepare: warp_barrier 1": (
+        "it stands for a block without a strip of a product, which comes to no barrier behind what it has read: here "
+        "each block has one of each"
+    ),
     "kernels.stream.begin: async_fence 1": (
         "it orders copies with what tiles have written where the stages are, and keys and values, on CUDA: in "
         "Python the tiles of this model end below them, and keys and values are not copied"
