@@ -55,8 +55,8 @@ REDUNDANT = {
     ),
     "kernels.flash_decoding.merge_item: warp_barrier 2": "the same",
     "kernels.stream.prepare: warp_barrier 1": (
-        "it stands for a block without a strip of a product, which comes to no barrier behind what it has read: here "
-        "each block has one of each"
+        "it stands for a block without a strip of a product, which comes to no barrier behind what it has read: "
+        "here each block has one of each"
     ),
     "kernels.stream.begin: async_fence 1": (
         "it orders copies with what tiles have written where the stages are, and keys and values, on CUDA: in "
