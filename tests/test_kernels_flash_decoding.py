@@ -25,6 +25,7 @@ from blink_ref.simt.vocabulary import (
     heads_weigh,
     i64,
     mix_of_fours,
+    publish,
     thread_id,
     warp_barrier,
     warp_id,
@@ -38,17 +39,23 @@ BF16 = "bfloat16"
 
 
 @device
-def attend_alone(block, plan, rows, limit, beyond, layer, model, cache, act):
-    at, i = handed.half_of(act, layer) + handed.queries_at(rows, model), i64(thread_id())
-    while block.id == 0 and i < act.q.shape[0]:
-        act.handed[at + i] = act.q[i]
-        i += block_threads()
-    grid_barrier(block)
+def attend_alone(block, plan, rows, limit, beyond, awaiting, projected, layer, model, cache, act):
+    """Queries, keys and values come when everybody waits for them, or lie there behind a barrier."""
     poison_arena(block)
     list_work(block, plan, rows, True, True, model)
     barrier()
-    flash_items.note_own(block, limit, beyond, model, cache, act)
+    flash_items.note_own(block, limit, beyond, awaiting, model, cache, act)
     barrier()
+    handed.clear(block, rows, i64(layer), flash_items.awaited_of_layer(block, model), model, act)
+    grid_barrier(block)
+    if awaiting:
+        flash_decoding.ask_ahead(block, rows, layer, model, cache, act)
+    at, i = handed.of_layer(act, layer) + handed.projected_at(rows, model), i64(thread_id())
+    while block.id == block.blocks - 1 and i < projected.shape[0]:
+        publish(act.handed, at + i, projected[i])
+        i += block_threads()
+    if not awaiting:
+        grid_barrier(block)
     flash_decoding.attend_in_chunks(block, rows, layer, model, cache, act, True)
 
 
@@ -57,13 +64,19 @@ ONE, SOME, ALL, APART = ROOMS = "one", "some", "all", "apart"
 for all too, but for keys and values at its end only."""
 
 
-def attend(target, lanes, config, model, cache, slots, lengths, q, blocks=3, room=ALL):
-    """attended [rows, H, d] of a row at the end of each of these lengths, in an arena as large as it has to be."""
+def attend(target, lanes, config, model, cache, slots, lengths, q, blocks=3, room=ALL, own=None):
+    """attended [rows, H, d] of a row at the end of each of these lengths, in an arena as large as it has to be.
+
+    `own`: the rows' own keys and values [2, rows, K, d], where these are awaited; otherwise all lie in the cache.
+    """
     rows, d, heads = len(slots), config.head_dim, flash_items.heads_of_unit(config)
-    chunks = -(-max(lengths) // CHUNK)
-    act = memory.activations(config, rows, 1, most_chunks=chunks, streamed=rows)
-    act.q[: q.size] = q.reshape(-1)
-    half = (act.handed.size // 2) & -handed.WHOLE
+    chunks, items = -(-max(lengths) // CHUNK), sum(-(-n // CHUNK) for n in lengths) * flash_items.units_of(config)
+    if own is not None:
+        blocks = max(blocks, -(-items // flash_items.MOST_AWAITED))
+    act = memory.activations(config, rows, 1, most_chunks=chunks, streamed=rows, blocks=blocks)
+    keys, values = np.full((2, rows, config.kv_heads, d), np.nan, np.float32) if own is None else own
+    projected = np.concatenate([q.reshape(rows, -1, d), keys, values], 1).astype(np.float32).reshape(-1)
+    at = act.of_layer * (1 + LAYER)
     plan = plan_of(rows, slot=slots, position=[n - 1 for n in lengths])
     warps = min(warps_of(target, lanes), TEAMS * MOST_PARTS)
     size = d * flash_items.PART
@@ -77,11 +90,11 @@ def attend(target, lanes, config, model, cache, slots, lengths, q, blocks=3, roo
     shared = limit + (room == APART) * warps * size
     if shared > MOST_SHARED:
         pytest.skip("the arena of a block has no room for this")
-    args = plan, rows, limit, beyond, LAYER, model, cache, act
+    args = plan, rows, limit, beyond, own is not None, projected, LAYER, model, cache, act
     launch(attend_alone, blocks, lanes, *args, target=target, shared=shared)
     taken = q.size >> int(target == "cuda")  # float16 there
-    attended, behind = act.handed[half : half + q.size], act.handed[half + taken :][:SPARE]
-    assert np.isnan(act.handed[:half]).all()
+    attended, behind = act.handed[at : at + q.size], act.handed[at + taken :][:SPARE]
+    assert np.isnan(act.handed[:at]).all()
     assert np.isnan(behind).all()
     assert (act.arrived == 0).all()
     return fragment_values(attended, rows, target).reshape(q.shape)
@@ -109,6 +122,34 @@ def test_a_row_sees_its_own_positions_and_no_others(target, lanes, head_dim, kv_
     for slot, (keys, values) in enumerate(given):
         exact = attention.spec(*(a.astype(np.float64) for a in (q[slot], keys, values)))
         assert np.linalg.norm(attended[slot] - exact) < CLOSE[target] * np.linalg.norm(exact), lengths[slot]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize(("head_dim", "kv_heads", "group"), [(32, 2, 1), (64, 2, 4), (128, 1, 11)])
+def test_what_a_step_makes_itself_is_awaited(target, lanes, head_dim, kv_heads, group, room):
+    """Rows of one request see each other's keys and values, which the cache does not have yet, in a new chunk too.
+
+    Results are the same, bit by bit, as when all lies in the cache.
+    """
+    runs = [(1, 1), (20, 3), (258, 4), (256, 1), (600, 1), (530, 2), (9 * CHUNK + 1, 1)]  # positions, new ones
+    if target == "python":
+        runs = [(5, 1), (258, 3)]
+    model, _, config = model_of(heads=kv_heads * group, kv_heads=kv_heads, head_dim=head_dim)
+    whole = empty_cache(model, len(runs), max(n for n, _ in runs), 16, BF16)
+    before = empty_cache(model, len(runs), max(n for n, _ in runs), 16, BF16)
+    slots, lengths, own = [], [], []
+    for slot, (n, rows) in enumerate(runs):
+        given = kept_exactly(floats(2, n, kv_heads, head_dim, seed=n), BF16)
+        put(model, whole, slot, *given)
+        put(model, before, slot, *given[:, : n - rows])
+        slots += [slot] * rows
+        lengths += range(n - rows + 1, n + 1)
+        own.append(given[:, n - rows :])
+    q = floats(len(slots), kv_heads * group, head_dim, seed=9)
+    exact = attend(target, lanes, config, model, whole, slots, lengths, q, room=room)
+    own = np.concatenate(own, 1)
+    awaited = attend(target, lanes, config, model, before, slots, lengths, q, room=room, own=own)
+    np.testing.assert_array_equal(awaited, exact)
 
 
 def test_a_row_gets_the_same_alone_in_any_batch_and_on_any_number_of_blocks(target, lanes):

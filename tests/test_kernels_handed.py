@@ -37,11 +37,12 @@ def test_everything_has_a_place_of_its_own_that_begins_with_whole_fragments(monk
     places += [(handed.squares_behind(rows, model, at), rows * squares) for at in normed]
     places += [(handed.middle_at(rows, model), rows * config.hidden), (handed.stop_at(rows, model), 1)]
     places += [
-        (handed.queries_at(rows, model), rows * heads),
+        (handed.projected_at(rows, model), rows * (heads + 2 * config.kv_heads * config.head_dim)),
         (handed.stream_at(rows, model), rows * config.hidden),
     ]
     places.sort()
-    for (at, n), (behind, _) in zip(places, [*places[1:], (handed.half_of(act, 1), 0)], strict=True):
+    for (at, n), (behind, _) in zip(places, [*places[1:], (act.of_layer, 0)], strict=True):
         assert at + n <= behind
-    assert all((at + handed.half_of(act, layer)) % of_fragment == 0 for at, _ in places for layer in (4, 7))
-    assert handed.half_of(act, 1) + places[-1][0] + places[-1][1] <= act.handed.size
+    assert all((at + handed.of_layer(act, layer)) % of_fragment == 0 for at, _ in places for layer in (-1, 0, 1))
+    assert handed.of_layer(act, -1) == 0
+    assert handed.of_layer(act, config.layers - 1) + act.of_layer == act.handed.size

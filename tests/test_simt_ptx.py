@@ -28,6 +28,7 @@ from blink_ref.simt.vocabulary import (
     awaited,
     awaited_copy,
     awaited_four,
+    awaited_mix,
     awaited_sum,
     barrier,
     bf16,
@@ -168,7 +169,7 @@ def use_every_word(block, floats, halves, stored, words, longs):
     fragment_put(floats, packed_floats(q), floats[i], floats[r], f32(1.0), f32(2.0))
     fragment_dots(block.shared, q, arena_view(block.shared, i64(4), i64(8), halves), r, i64(3), floats, r, q, True)
     fours, mixed = sum_of_fours(block.shared, q, r, i64(8)), mix_of_fours(floats, i, block.shared, q, r, i64(8))
-    floats[i] = fours[0] + fours[3] + mixed[1]
+    floats[i] = fours[0] + fours[3] + mixed[1] + awaited_mix(floats, i, floats, q << 2, i64(8), r)[2]
     if heads_pay(stored):
         cached = arena_view(block.shared, i64(4), i64(32 * 64), stored)
         weights = heads_weigh(block.shared, q, cached, q, i64(8), i64(64), i)

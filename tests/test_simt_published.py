@@ -11,11 +11,13 @@ from blink_ref.simt.vocabulary import (
     awaited,
     awaited_copy,
     awaited_four,
+    awaited_mix,
     awaited_sum,
     barrier,
     block_threads,
     i64,
     lane_id,
+    mix_of_fours,
     publish,
     thread_id,
     unpublish,
@@ -57,6 +59,49 @@ def hand_over(block, given, passed, copied, sums, fours, ones, n):
             fours[2] = c
             fours[3] = d
             ones[0] = awaited(passed, i64(1))
+
+
+@device
+def mix(block, given, weights, passed, mixed, n):
+    """The first block publishes what it is given; a warp of each of the others adds it up, weighed."""
+    i = i64(thread_id())
+    if block.id == 0:
+        while i < passed.shape[0]:
+            unpublish(passed, i)
+            i += block_threads()
+    grid_barrier(block)
+    i = i64(thread_id())
+    if block.id == 0:
+        while i < given.shape[0]:
+            publish(passed, i, given[i])
+            i += block_threads()
+    elif thread_id() == 0:
+        a, b, c, d = awaited_mix(weights, i64(0), passed, i64(4), i64(12), n)
+        e, f, g, h = mix_of_fours(weights, i64(0), given, i64(4), i64(12), n)
+        mixed[0] = a
+        mixed[1] = b
+        mixed[2] = c
+        mixed[3] = d
+        mixed[4] = e
+        mixed[5] = f
+        mixed[6] = g
+        mixed[7] = h
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8, 11])
+def test_what_is_awaited_and_mixed_is_what_is_mixed(target, lanes, n):
+    given, passed, weights = (
+        aligned(8 + 12 * n, np.float32),
+        aligned(8 + 12 * n, np.float32),
+        aligned(n, np.float32),
+    )
+    draw = np.random.default_rng(n)
+    given[:], weights[:] = draw.standard_normal(given.size), draw.standard_normal(n)
+    mixed = np.zeros(8, np.float32)
+    launch(mix, 2, lanes, given, weights, passed, mixed, n, target=target, shared=16)
+    np.testing.assert_array_equal(mixed[:4], mixed[4:])
+    fours = np.stack([given[4 + 12 * m : 8 + 12 * m] for m in range(n)])
+    np.testing.assert_allclose(mixed[:4], weights @ fours, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("n", [4, 64, 128, 132, 256, 260, 512, 1100])

@@ -234,7 +234,9 @@ def run(seed: int) -> list[Count]:
     act = act._replace(pieces=pieces, met=np.zeros(2 * settings.blocks, np.int32))
     if in_chunks:
         rows, chunks = max(SETTINGS.running, IN_TILES), -(-MODEL.context // CHUNK)
-        partial = memory.poisoned(rows * chunks * flash_items.part_size(MODEL.head_dim, MODEL.heads))
+        awaited = MODEL.layers * flash_items.MOST_AWAITED * settings.blocks
+        given = max(rows * chunks * flash_items.units_of(MODEL), awaited)
+        partial = memory.poisoned(given * flash_items.of_chunk(MODEL.head_dim, MODEL.heads))
         act = act._replace(partial=partial, arrived=np.zeros(rows * HEADS, np.int32), most_chunks=chunks)
     args = *most, cache, model._replace(tiles=in_tiles), act, context
     noted, turns = (3, 1) if seed > 3 else (1, 0)  # two buffers are used again, or others are always noted
@@ -252,7 +254,7 @@ def run(seed: int) -> list[Count]:
             unwritten=[
                 cache.keys,
                 cache.values,
-                *act._replace(counts=act.x, arrived=act.x, met=act.x, most_chunks=act.x),
+                *act._replace(counts=act.x, arrived=act.x, met=act.x, most_chunks=act.x, of_layer=act.x),
             ],
         )
 

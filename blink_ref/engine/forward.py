@@ -6,8 +6,8 @@ from ..kernels.deal import note_deal
 from ..kernels.embedding import embedding
 from ..kernels.filters import draw_filtered
 from ..kernels.flash import attend_in_tiles
-from ..kernels.flash_decoding import attend_in_chunks
-from ..kernels.flash_items import note_own
+from ..kernels.flash_decoding import ask_ahead, attend_in_chunks
+from ..kernels.flash_items import awaits, is_free, note_own
 from ..kernels.linear import add_linear
 from ..kernels.logits import forget_draws, logits_and_draw
 from ..kernels.mlp import gate_up
@@ -70,7 +70,7 @@ def put_stream_aside(block, rows, layer, model, act, packed):
     """The residual stream of a step that has been interrupted before a layer is kept. All blocks; no barrier."""
     x, at = act.x, i64(0)
     if packed is not None and stream.wanted(model, rows):
-        x, at = act.handed, handed.half_of(act, layer - 1) + handed.stream_at(rows, model)
+        x, at = act.handed, handed.of_layer(act, layer - 1) + handed.stream_at(rows, model)
     copy_stream(block, x, at, act.aside, rows * i64(model.hidden))
 
 
@@ -93,11 +93,13 @@ def begin_step(block, plan, rows, first_layer, model, cache, act, packed):
             barrier()
             if act.most_chunks > 0:
                 limit = beyond = i64(block.shared.shape[0])
+                pauses = streamed and stream.pauses(block, rows, model)
                 if streamed:
                     limit = stream.rope_at(block, model)
-                    if stream.pauses(block, rows, model):
-                        beyond = stream.stages_at(block)
-                note_own(block, limit, beyond, model, cache, act)
+                if pauses:
+                    beyond = stream.stages_at(block)
+                awaiting = streamed and stream.awaits(block, rows, model)
+                note_own(block, limit, beyond, awaiting, model, cache, act)
     return stage, parity, streamed
 
 
@@ -149,36 +151,44 @@ def asked_until(block, plan, number, model):
 
 
 @device
+def attention_awaits(block, model, act):
+    """Whether attention awaits queries, keys and values, in this step of few rows."""
+    return opaque(i64(act.most_chunks)) > 0 and awaits(block, model)
+
+
+@device
 def layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, model, act):
     """The plan's layers from FIRST_LAYER on, until it is interrupted, and the logits: for a few rows.
 
-    A product waits for what it multiplies; a barrier of all blocks there is in front of attention only.
+    Each phase waits for what it takes. A barrier of all blocks there is only where attention is not cut in chunks,
+    or has so much to do that it does not matter.
     """
     plan = plan_of(plans, now)
     rows, products = i64(plan.count[ROWS]), products_of(plan, model)
-    number, interrupted = i32(4 * plan.count[FIRST_LAYER]), False
+    number, interrupted, owed = i32(4 * plan.count[FIRST_LAYER]), False, i32(0)
     stream.prepare(block, number, model)
     while number < products and not interrupted:
         kind, layer = packing.kind_of(model, number), i32(number >> 2)
         if kind == packing.ATTENDED:
-            handed.clear(block, rows, i64(layer) + 1, model, act)  # what the layer before has taken
             watch_and_say(block, window, plan, rows, layer, model, act)
             if stream.pauses(block, rows, model):
                 stream.drain(block, model, stage, parity)
-            stream.keep_stage(block, model, stage, parity)  # attention needs the registers
+            stream.keep_stage(block, model, stage, parity, owed)  # attention needs the registers
             if act.most_chunks > 0:
                 attend_in_chunks(block, rows, layer, model, cache, act, True)
             else:
                 attend(block, plan, rows, layer, model, cache, act, True)
             barrier()
             number = i32(4 * opaque(i64(layer)) + packing.ATTENDED)
-            stage, parity = stream.kept_stage(block, model)
+            stage, parity, owed = stream.kept_stage(block, model)
             plan = plan_of(plans, now)
             rows = i64(plan.count[ROWS])
             if stream.pauses(block, rows, model):
                 stage, parity = stream.begin(block, model, number, asked_until(block, plan, number, model))
-            stream.prepare(block, number, model)
+                owed = i32(0)
         stream.fetch(block, rows, number, model, act)
+        if owed > 0:
+            stream.settle(block, model, asked_until(block, plan, number, model), owed, i32(0))
         stamp_begin(block, plans, now, number, model)
         stage, parity, owed = stream.product(
             block, plans, now, rows, number, products, stage, parity, model, sampling, cache, act
@@ -188,12 +198,18 @@ def layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, 
         plan = plan_of(plans, now)
         rows, products = i64(plan.count[ROWS]), products_of(plan, model)
         if kind < packing.LOGITS:
-            if kind == packing.PROJECT:
+            awaiting, left = kind == packing.PROJECT and attention_awaits(block, model, act), i32(0)
+            if awaiting:
+                left = i32(1 if is_free(block, model) else 2)  # what attention loads would wait behind the others
+                barrier()  # the sums have been read
+                ask_ahead(block, rows, layer, model, cache, act)
+            elif kind == packing.PROJECT:
                 grid_arrive(block)
-            stream.settle(block, model, asked_until(block, plan, number - 1, model), owed)
+            owed = stream.settle(block, model, asked_until(block, plan, number - 1, model), owed, left)
             stream.prepare(block, min(number, i32(4 * opaque(i64(model.layers)))), model)
             if kind == packing.PROJECT:
-                grid_wait(block)
+                if not awaiting:
+                    grid_wait(block)
                 plan = plan_of(plans, now)
                 stamp(plan, PROJECTED, layer == timed_layer(block, plan))
             else:

@@ -105,28 +105,36 @@ def chunks_fit(config: ModelConfig, settings: Settings) -> bool:
 
 
 def activations(
-    config: ModelConfig, rows: int, samples: int, tiles_at_once: int = 1, most_chunks: int = 0, streamed: int = 0
+    config: ModelConfig,
+    rows: int,
+    samples: int,
+    tiles_at_once: int = 1,
+    most_chunks: int = 0,
+    streamed: int = 0,
+    blocks: int = 1,
 ) -> Activations:
     """Buffers for steps of up to `rows` rows and `samples` samples, poisoned with NaN.
 
-    `tiles_at_once`: the number of blocks, where linear layers are computed in tiles. `most_chunks`: see
+    `tiles_at_once`: the number of `blocks`, where linear layers are computed in tiles. `most_chunks`: see
     :class:`Activations`. `streamed`: the most rows of a step that is computed from the stream.
     """
-    heads = config.heads * config.head_dim
+    heads, of_layer = config.heads * config.head_dim, handed.size(config, streamed)
     units = max(samples, MOST_ROWS) * flash_items.units_of(config) if most_chunks else 1
-    of_chunk = flash_items.part_size(config.head_dim, flash_items.heads_of_unit(config))
+    chunks = max(units * most_chunks, config.layers * flash_items.MOST_AWAITED * blocks if streamed else 0)
+    of_chunk = flash_items.of_chunk(config.head_dim, flash_items.heads_of_unit(config))
     return Activations(
         x=poisoned(rows * config.hidden),
         aside=poisoned(rows * config.hidden),
         normed=poisoned(rows * config.hidden),
         squares=poisoned(rows * (config.hidden // 4)),
-        handed=poisoned(handed.size(config, streamed)),
+        handed=poisoned((1 + config.layers) * of_layer),
+        of_layer=of_layer,
         q=poisoned(rows * heads),
         attended=poisoned(rows * heads),
         gated=poisoned(rows * config.ffn),
         pieces=poisoned(tiles_at_once * DOTS_ROWS * DOTS_ROWS),
         met=np.zeros(2 * tiles_at_once, np.int32),
-        partial=poisoned(units * most_chunks * of_chunk if most_chunks else 8),
+        partial=poisoned(chunks * of_chunk if most_chunks else 8),
         arrived=np.zeros(units * HEADS, np.int32),
         most_chunks=most_chunks,
         logits=poisoned(samples * config.vocab),
@@ -184,6 +192,6 @@ def arguments(
             STORED_AS[s.kv_dtype],
         ),
         device_model(config, weights, s.context, in_tiles, streamed, packed, table),
-        activations(config, s.rows, s.running, s.blocks if in_tiles else 1, most_chunks, streamed),
+        activations(config, s.rows, s.running, s.blocks if in_tiles else 1, most_chunks, streamed, s.blocks),
         s.context,
     )

@@ -118,22 +118,26 @@ def put_pair(plan, row, layer, head, i, a, b, model, cache, q):
     if head >= heads:
         n_page, inside = divide(position, i64(cache.page_size))
         page = i64(cache.table[plan.slot[row], n_page])
-    store_pair(page, inside, row, layer, head, i, a, b, model, cache, q, i64(0))
+    store_pair(page, inside, row, layer, head, i, a, b, model, cache, q)
 
 
 @device
-def store_pair(page, inside, row, layer, head, i, a, b, model, cache, q, first):
-    """One lane: a rotated pair of a row of queries, or of a key or value, to its place in a page.
+def store_pair(page, inside, row, layer, head, i, a, b, model, cache, q):
+    """One lane: a rotated pair of a row of queries, or of a key or value, to its place in a page."""
+    if head < i64(model.heads):
+        at = (row * i64(model.heads) + head) * i64(model.head_dim) + i
+        q[at] = a
+        q[at + (i64(model.head_dim) >> 1)] = b
+    else:
+        keep_pair(page, inside, layer, head, i, a, b, model, cache)
 
-    There it is rounded, if the cache holds bfloat16. Queries begin at ``q[first]``.
-    """
+
+@device
+def keep_pair(page, inside, layer, head, i, a, b, model, cache):
+    """One lane: a pair of a rotated key or of a value to its place in a page; rounded, if that holds bfloat16."""
     d, heads, kv_heads = i64(model.head_dim), i64(model.heads), i64(model.kv_heads)
     half = d >> 1
-    if head < heads:
-        at = first + (row * heads + head) * d + i
-        q[at] = a
-        q[at + half] = b
-    elif head < heads + kv_heads:
+    if head < heads + kv_heads:
         at = page_start(cache, model, layer, page, head - heads) + inside * d + i
         narrow_put(cache.keys, at, a)
         narrow_put(cache.keys, at + half, b)
@@ -169,8 +173,8 @@ def attend(block, plan, rows, layer, model, cache, act, streamed):
             page = i32(cache.table[slot, n_page])  # on its way while the query is copied
         barrier()  # the item before is finished with the arena
         if streamed:
-            at = handed.half_of(act, layer) + handed.queries_at(rows, model)
-            block_copy(shared, query, act.handed, at + (row * heads + head) * d, d)
+            at = handed.of_layer(act, layer) + handed.projected_at(rows, model)
+            block_copy(shared, query, act.handed, at + row * handed.projected_width(model) + head * d, d)
         else:
             block_copy(shared, query, act.q, (row * heads + head) * d, d)
         i = i64(thread_id())
@@ -278,7 +282,7 @@ def combine(shared, sums, maxima, totals, parts, d, act, row, rows, head, heads,
             w += 1
         column = head * d + i
         if streamed:
-            at = handed.half_of(act, layer) + row_at(rows, row, column)
+            at = handed.of_layer(act, layer) + row_at(rows, row, column)
             fragment_put(act.handed, at, a * total, b * total, c * total, e * total)
         else:
             at = row * heads * d + column

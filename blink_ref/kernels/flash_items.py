@@ -27,6 +27,7 @@ from ..simt.vocabulary import (
     warp_id,
     warps,
 )
+from . import handed
 from .staging import (
     COMING,
     COMING_SIZE,
@@ -44,24 +45,31 @@ from .staging import (
 from .work_list import CHUNK, ENTRIES, FIRST_ITEM, LENGTH, ROW, SLOT, chunks_of, entry_of, octets
 
 (
-    NOTED, MOST, TEAM, IN_BLOCK, FIRST_MERGER, MERGERS, TURNS,
-    PLACES_AT, QUERIES_AT, UNIT_SIZE, PARTS_AT, CHUNK_SIZE, BY_TEAM,
-) = range(ENTRIES + 1, ENTRIES + 14)  # fmt: skip
-"""Words of the list of work, behind its entries and their number: how many of a team's items come before those
-that are noted, and how many the team that has most of them has. The warps of a team, and the teams; which warp is
-the first that merges, or 0 if teams do that themselves, and how many merge for a team; how many buffers there are
-for what the parts of an item give, as a power of two. Where the warps' places for keys and values lie in the
-arena, those for queries, the floats of one of these; where the teams' buffers lie, and the floats of what a part
-gives, or a chunk. Then the words of each team."""
+    AWAITING, NOTED, MOST, TEAM, IN_BLOCK, FIRST_MERGER, MERGERS, TURNS,
+    PLACES_AT, QUERIES_AT, UNIT_SIZE, PARTS_AT, PART_SIZE, BY_TEAM,
+) = range(ENTRIES + 1, ENTRIES + 15)  # fmt: skip
+"""Words of the list of work, behind its entries and their number: whether what attention takes is awaited, as
+:mod:`.handed` says, and what its chunks give too; otherwise grid barriers stand before and behind. How many of a
+team's items come before those that are noted, and how many the team that has most of them has. The warps of a
+team, and the teams; which warp is the first that merges, or 0 if teams do that themselves, and how many merge for
+a team; how many buffers there are for what the parts of an item give, as a power of two. Where the warps' places
+for keys and values lie in the arena, those for queries, the floats of one of these; where the teams' buffers lie,
+and the floats of what a part gives. Then the words of each team."""
 
 FIRST, END, COUNT, ITEMS = range(4)
 """Words of a team: its first item and the one behind its last; how many are noted. Then what is noted of them."""
 
-POSITIONS, PARTS, ITS_HEADS, QUERY, UNIT, INDEX, CHUNKS, DONE, FRESH, TURN, PLACE = range(11)
-"""Words of what is noted of an item: how many positions, parts and heads it has, the first of these among the
-heads of all rows, the number of its row's unit among all, that of its chunk, and how many the row has. How many of
-these the team has done with this item, if no more follow; whether it has other queries than the item before; which
-warp merges the first of its heads. Then where each half of a part begins in a layer of the cache, in positions."""
+(
+    POSITIONS, STORED, OWN_AT, PARTS, ITS_ROW, HEAD, ITS_HEADS,
+    CHUNKS, ITS_CHUNK, UNIT, DONE, FRESH, TURN, PLACE,
+) = range(14)  # fmt: skip
+"""Words of what is noted of an item: how many positions it has; how many of them lie in the cache, and where,
+among queries, keys and values that are awaited, the key of its first position would. How many parts it has; its
+row, the first of its heads and how many there are. How many chunks the row has, and which this is; the number of
+the row's unit among all or, where chunks are awaited, of its first item. How many of the row's chunks are done
+with this item, if it is the last one that the team has of them or, where they are awaited, the row. Whether it has
+other queries than the item before; which warp merges the first of its heads. Then where each half of a part begins
+in a layer of the cache, in positions."""
 
 OF_TEAM = ITEMS + MOST_NOTED * ITEM
 """Words of a team."""
@@ -71,11 +79,15 @@ HALF = PART >> 1
 MOST_TURNS = 2
 """There are at most four buffers for what the parts of an item give: as a power of two."""
 
-AT_ONCE = 32
+MOST_AWAITED = 1
+"""Items of a step for each block, at most, where what they take and give is awaited: with more, a block that waits
+could go on with the next one, as what is copied asynchronously lets it."""
+
+AT_ONCE = MOST_PARTS
 """Chunks that are merged at a time."""
 WEIGHTS = SCRATCH
-"""Where the weights begin by which parts or chunks are merged, AT_ONCE for each warp."""
-FREE = WEIGHTS + AT_ONCE * TEAMS * MOST_PARTS
+"""Where those weights begin by which parts or chunks are merged, AT_ONCE of a warp, and two words of each."""
+FREE = WEIGHTS + 3 * AT_ONCE * TEAMS * MOST_PARTS
 """Where that begins of which :func:`note_places` disposes."""
 
 GIVEN, MERGED = 0, 4
@@ -97,8 +109,13 @@ def units_of(config: ModelConfig) -> int:
 
 
 def part_size(head_dim: int, heads: int) -> int:
-    """Floats of what a part gives (see `heads_weigh` and `heads_mix`), or a chunk, of so many heads."""
-    return 2 * HEADS + heads * (head_dim + HEADS_GAP)
+    """Floats of what a part gives (see `heads_weigh` and `heads_mix`), of so many heads."""
+    return 2 * HEADS + of_chunk(head_dim, heads)
+
+
+def of_chunk(head_dim: int, heads: int) -> int:
+    """Floats of what a chunk gives: of each head the sums, and in the gap behind them its maximum and total."""
+    return heads * (head_dim + HEADS_GAP)
 
 
 def arena(head_dim: int, heads: int, warps_at_once: int = 1, buffers: int = 1) -> int:
@@ -167,14 +184,36 @@ def heads_of(model, unit):
 
 
 @device
-def note_own(block, limit, beyond, model, cache, act):
+def awaits(block, model):
+    """Whether this step's attention awaits what it takes. Behind :func:`note_own` and a barrier."""
+    return arena_view(block.shared, WORK, LISTED, model.eos)[AWAITING] != 0
+
+
+@device
+def is_free(block, model):
+    """Whether the block has no items. Behind :func:`note_own` and a barrier."""
+    return arena_view(block.shared, WORK, LISTED, model.eos)[MOST] == 0
+
+
+@device
+def awaited_of_layer(block, model):
+    """How many numbers chunks give in a layer of this step that are awaited. Behind :func:`note_own`."""
+    work = arena_view(block.shared, WORK, LISTED, model.eos)
+    items = i64(work[ENTRY * i64(work[ENTRIES]) + FIRST_ITEM])
+    return items * (work[PART_SIZE] - 2 * HEADS) if work[AWAITING] != 0 else i64(0)
+
+
+@device
+def note_own(block, limit, beyond, awaiting, model, cache, act):
     """Note, once for all layers of a step, which of the listed items are each team's, and what is known of them.
 
     The arena is used up to `limit`; and from `beyond` on to its end for keys and values, if those of more warps go
-    there. All lanes, behind :func:`.list_work` and a barrier; a barrier is to follow.
+    there. `awaiting`: see AWAITING; each entry is a row then, and there are MOST_AWAITED items for each block, at
+    most. All lanes, behind :func:`.list_work` and a barrier; a barrier is to follow.
     """
     work = arena_view(block.shared, WORK, LISTED, model.eos)
     if thread_id() == 0:
+        work[AWAITING] = i32(int(awaiting))
         note_places(work, i64(block.shared.shape[0]), limit, beyond, model)
         deal_items(work, i64(block.id), i64(block.blocks))
         meetings = mbarriers(block.shared, MEETINGS, TEAMS * MEETINGS_OF_TEAM >> 1)
@@ -236,7 +275,7 @@ def note_places(work, size, limit, beyond, model):
     work[QUERIES_AT] = i32(at)
     work[UNIT_SIZE] = i32(queries)
     work[PARTS_AT] = i32(at + teams * team * queries)
-    work[CHUNK_SIZE] = i32(given)
+    work[PART_SIZE] = i32(given)
 
 
 @device
@@ -278,6 +317,15 @@ def entry_and_chunk(work, item):
 
 
 @device
+def rows_before(work, entry):
+    """How many rows of its request this step has before a row, which see earlier positions."""
+    first = entry
+    while first > 0 and work[ENTRY * (first - 1) + SLOT] == work[ENTRY * entry + SLOT]:
+        first -= 1
+    return entry - first
+
+
+@device
 def note_half(work, at, item, half, model, cache):
     """Where half a part of an item lies in a layer of the cache, or 0 if it has none. One lane."""
     entry, unit, chunk = entry_and_chunk(work, item)
@@ -293,20 +341,29 @@ def note_half(work, at, item, half, model, cache):
 def note_item(work, at, item, j, own, model, act):
     """Everything else of the j-th that is noted. One lane."""
     entry, unit, chunk = entry_and_chunk(work, item)
-    head, heads, _ = heads_of(model, unit)
-    length = i64(work[ENTRY * entry + LENGTH])
+    head, heads, kv_head = heads_of(model, unit)
+    length, row = i64(work[ENTRY * entry + LENGTH]), i64(work[ENTRY * entry + ROW])
     positions, chunks = min(i64(CHUNK), length - chunk * CHUNK), chunks_of(length)
     of_all = entry * i64(model.kv_heads) * octets(model) + unit
+    stored, own_at = positions, i64(0)
     done = min(chunk, i64(item - work[own + FIRST])) + 1
     if chunk + 1 < chunks and i32(item + 1) < work[own + END]:
         done = i64(0)
+    if work[AWAITING] != 0:
+        stored = max(i64(0), min(positions, length - rows_before(work, entry) - 1 - chunk * CHUNK))
+        own_at = (row - length + 1 + chunk * CHUNK) * handed.projected_width(model)
+        own_at += (i64(model.heads) + kv_head) * i64(model.head_dim)
+        of_all, done = i64(item) - chunk, i64(int(chunk + 1 == chunks))
     work[at + POSITIONS] = i32(positions)
+    work[at + STORED] = i32(stored)
+    work[at + OWN_AT] = i32(own_at)
     work[at + PARTS] = i32(divide(positions + (PART - 1), i64(PART))[0])
+    work[at + ITS_ROW] = i32(row)
+    work[at + HEAD] = i32(head)
     work[at + ITS_HEADS] = i32(heads)
-    work[at + QUERY] = i32(i64(work[ENTRY * entry + ROW]) * i64(model.heads) + head)
-    work[at + UNIT] = i32(of_all)
-    work[at + INDEX] = i32(of_all * act.most_chunks + chunk)
     work[at + CHUNKS] = i32(chunks)
+    work[at + ITS_CHUNK] = i32(chunk)
+    work[at + UNIT] = i32(of_all)
     work[at + DONE] = i32(done)
     work[at + FRESH] = i32(int(chunk == 0) | int(j == 0))
     work[at + TURN] = i32(divide(j * heads, i64(work[MERGERS]))[1])

@@ -1,16 +1,14 @@
-"""What the products of a step of few rows hand on to each other, without a barrier of all blocks.
+"""What the phases of a step of few rows hand on to each other, without a barrier of all blocks.
 
 A grid barrier makes everything visible to everybody; to say so, a block waits for all weights that are on their
-way to it (docs/performance.md). But a product needs no more than its activations. So each of their numbers is
-*published* where it is made, and *awaited* where it is multiplied: it is there, or in its place is a NaN that no
-arithmetic makes. (The idea of NCCL's LL protocol, whose words carry a flag.) Only queries, keys and values, which
-attention copies asynchronously, go through a barrier: one in a layer.
+way to it (docs/performance.md). But a product needs no more than its activations, and attention no more than
+queries, keys and values. So each of these numbers is *published* where it is made, and *awaited* where it is
+used: it is there, or in its place is a NaN that no arithmetic makes. (The idea of NCCL's LL protocol, whose words
+carry a flag.)
 
-Before a number is published its place has to be cleared. There are two halves, for layers by turns, and behind
-the barrier of a layer everybody is finished with that of the layer before: then it is cleared, for the layer
-behind, which has a barrier of its own in front of it. In each half, too, lies what goes through the barrier: the
-queries, and the residual stream before the layer behind. For to see a number published is not to know that whoever
-published it has read all that it came from.
+A number's place has to be cleared before it is published, and everybody has to know. So each layer has places of
+its own, no place is written twice in a step, and all are cleared when a step begins, in front of its only barrier.
+For to see a number published is not to know that whoever published it has read all that it came from.
 """
 
 from ..model.config import ModelConfig
@@ -33,21 +31,21 @@ WHOLE = FRAGMENT
 
 
 def size(config: ModelConfig, rows: int) -> int:
-    """Floats of both halves, for steps of so many rows."""
-    of_row = 2 * config.heads * config.head_dim + config.ffn + 4 * config.hidden
+    """Floats of a layer's places, for steps of so many rows."""
+    of_row = 2 * (config.heads + config.kv_heads) * config.head_dim + config.ffn + 4 * config.hidden
     squares = rows * (config.hidden // 4)
-    return 2 * (rows * of_row + 2 * (squares + WHOLE) + 2 * WHOLE)
+    return (rows * of_row + 2 * (squares + WHOLE) + 2 * WHOLE) // WHOLE * WHOLE
 
 
 @device
-def half_of(act, layer):
-    """Where a layer's half begins."""
-    return (i64(layer) & 1) * ((opaque(i64(act.handed.shape[0])) >> 1) & -WHOLE)
+def of_layer(act, layer):
+    """Where a layer's places begin. What lies before the first layer has those of number -1."""
+    return (i64(layer) + 1) * opaque(i64(act.of_layer))
 
 
 @device
 def behind_attention(rows, model):
-    """Where in a half the normed rows begin that gate and up take, behind what attention gives.
+    """Where among them the normed rows begin that gate and up take, behind what attention gives.
 
     That lies at its beginning, as :func:`fragment_put` leaves it, and so do they.
     """
@@ -91,35 +89,66 @@ def stop_at(rows, model):
 
 
 @device
-def queries_at(rows, model):
-    """Where the rows' queries begin, which are not published, as those of all layers (see attention.py)."""
+def projected_at(rows, model):
+    """Where the rows' queries, keys and values begin: all heads of a row, then the next ones; rotated."""
     return stop_at(rows, model) + WHOLE
 
 
 @device
-def stream_at(rows, model):
-    """Where the residual stream begins as the MLP leaves it, a row after the other: not published either."""
-    return queries_at(rows, model) + rows * i64(model.heads) * opaque(i64(model.head_dim))
+def projected_width(model):
+    """How many numbers those are, of a row."""
+    return (i64(model.heads) + 2 * i64(model.kv_heads)) * opaque(i64(model.head_dim))
 
 
 @device
-def clear(block, rows, layer, model, act):
-    """A layer's half is yet to be published. All blocks share it out."""
-    at = half_of(act, layer)
-    end = at + stop_at(rows, model) + 1
-    at += i64(block.id) * block_threads() + thread_id()
-    while at < end:
-        unpublish(act.handed, at)
-        at += i64(block.blocks) * block_threads()
+def stream_at(rows, model):
+    """Where the residual stream begins as the MLP leaves it, a row after the other."""
+    return projected_at(rows, model) + rows * projected_width(model)
+
+
+@device
+def clear(block, rows, first_layer, of_chunks, model, act):
+    """All places of the layers from the first one on are yet to be published; and so are, of
+    each, as many numbers of what attention's chunks give (see flash_decoding.py). All blocks share them out."""
+    first, step = i64(block.id) * block_threads() + thread_id(), i64(block.blocks) * block_threads()
+    end, layer = stream_at(rows, model) + rows * opaque(i64(model.hidden)), i64(first_layer)
+    while layer < model.layers:
+        at, i = of_layer(act, layer), first
+        while i < end:
+            unpublish(act.handed, at + i)
+            i += step
+        layer += 1
+    i = first
+    while i < of_chunks * model.layers:
+        unpublish(act.partial, i)
+        i += step
+
+
+@device
+def publish_four(x, at, a, b, c, d):
+    """Four numbers next to each other. One lane."""
+    publish(x, at, a)
+    publish(x, at + 1, b)
+    publish(x, at + 2, c)
+    publish(x, at + 3, d)
+
+
+@device
+def put_four(x, at, a, b, c, d):
+    """Likewise, for behind a barrier. One lane."""
+    x[at] = a
+    x[at + 1] = b
+    x[at + 2] = c
+    x[at + 3] = d
 
 
 @device
 def say_whether_to_stop(rows, layer, stops, model, act):
     """Whether the step stops behind a layer. One lane of the grid."""
-    publish(act.handed, half_of(act, layer) + stop_at(rows, model), f32(1.0) if stops else f32(0.0))
+    publish(act.handed, of_layer(act, layer) + stop_at(rows, model), f32(1.0) if stops else f32(0.0))
 
 
 @device
 def stops(rows, layer, model, act):
     """What that lane has said of the layer. One lane."""
-    return awaited(act.handed, half_of(act, layer) + stop_at(rows, model)) != f32(0.0)
+    return awaited(act.handed, of_layer(act, layer) + stop_at(rows, model)) != f32(0.0)

@@ -18,7 +18,7 @@ STAGE_BARRIERS = REDUCTIONS
 CURSORS = STAGE_BARRIERS + 2 * STAGES * MOST_WARPS
 """Where the warps' cursors begin in the arena."""
 
-CURSOR = 13
+CURSOR = 14
 """Words of a cursor."""
 
 KINDS, KIND = CURSORS + CURSOR * MOST_WARPS, 10
@@ -49,10 +49,10 @@ OWN = ENTRY * (MOST_LISTED + 1)
 MOST_NOTED = 16
 """Most of its own items that a team has noted at a time."""
 
-ITEM = 10 + 2 * MOST_PARTS
+ITEM = 13 + 2 * MOST_PARTS
 """Words of what is noted of an item."""
 
-LISTED = OWN + 13 + TEAMS * (3 + MOST_NOTED * ITEM)
+LISTED = OWN + 14 + TEAMS * (3 + MOST_NOTED * ITEM)
 """Words of the list, and of that."""
 
 WORK = PLACES + 2 * MOST_ROWS

@@ -55,7 +55,9 @@ from ..simt.vocabulary import (
     warps,
 )
 from . import attention, handed
-from .attention import store_pair
+from .attention import keep_pair
+from .flash_items import MOST_AWAITED, awaited_of_layer
+from .handed import publish_four, put_four
 from .logits import LOWEST
 from .mlp import silu
 from .packing import (
@@ -104,9 +106,11 @@ MOST_SLOTS = 8
 """Most strips whose sums wait in the arena at a time."""
 SLOT_GAP = 16
 """Floats between the sums of two strips, which keep lanes apart in the arena's banks."""
+ADDENDS = 2 * FRAGMENT
+"""Floats for what a row's sums of a strip are added to, and for the gains behind it."""
 
-PRODUCT, STRIPS_LEFT, DONE, OF_EACH, NEXT, HOP, STAGE_NOW, PARITY, STAGE_KEPT, PARITY_KEPT = range(10)
-STRIP, FIRST_FRAGMENT, FRAGMENTS = range(10, 13)
+PRODUCT, STRIPS_LEFT, DONE, OF_EACH, NEXT, HOP, STAGE_NOW, PARITY, STAGE_KEPT, PARITY_KEPT, OWED_KEPT = range(11)
+STRIP, FIRST_FRAGMENT, FRAGMENTS = range(11, 14)
 """Words of a warp's cursor: the product that it asks for; this block's strips of it that are left; of the first of
 them the fragments asked for, and of each the warp's share; the fragment to ask for next, and how far it is from
 the last of a strip to the first of the next one. The stage that is next, and the parity of the phase that will be
@@ -114,12 +118,12 @@ over when the copy is there. What :func:`keep_stage` keeps, and :func:`prepare`.
 
 WHOLE, REST, TAKES, FETCHED, MOST_AT_ONCE = range(5, 10)
 """Words of a kind of products behind the columns of its row in :attr:`Model.stream`, those of the first layer: its
-strips divided by the blocks, and what is left. And of a step: where its activations lie in half of what is
-handed on, those of how many fragments a warp fetches at a time, and how many strips' sums the arena may hold."""
-LAYER_AT, LAYER_TURN, MIDDLE_AT, QUERIES_AT, STREAM_AT, STOPS = range(5 * KIND, 5 * KIND + 6)
-"""The words behind them: by how much AT and TURN grow from layer to layer; where in such a half lie the residual
-stream as attention leaves it, queries, and the residual stream as a layer leaves it; and whether the step stops
-behind this layer."""
+strips divided by the blocks, and what is left. And of a step: where among a layer's places its activations
+lie, those of how many fragments a warp fetches at a time, and how many strips' sums the arena may hold."""
+LAYER_AT, LAYER_TURN, MIDDLE_AT, PROJECTED_AT, STREAM_AT, STOPS = range(5 * KIND, 5 * KIND + 6)
+"""The words behind them: by how much AT and TURN grow from layer to layer; where among a layer's places lie
+the residual stream as attention leaves it, queries, keys and values, and the residual stream as the layer leaves
+it; and whether the step stops behind this layer."""
 ALL_KINDS = 5 * KIND + 6
 """All these words, which lie at KINDS in the arena."""
 
@@ -131,7 +135,7 @@ def arena(rows: int, warps_in_block: int, head_dim: int, page_size: int, halves:
     `halves`: activations are float16, as on CUDA.
     """
     fetched = LEAST * FRAGMENT // (2 if halves else 1)
-    sums = SCRATCH + MOST_ROWS + warps_in_block * rows * (FRAGMENT_PITCH + fetched) + SLOT_GAP
+    sums = SCRATCH + MOST_ROWS + warps_in_block * rows * (FRAGMENT_PITCH + fetched) + SLOT_GAP + ADDENDS * rows
     below = max(sums, attention.arena(head_dim, page_size, warps_in_block))
     return below + rows * head_dim + 3 + warps_in_block * STAGES * STAGE // 2
 
@@ -155,6 +159,13 @@ def pauses(block, rows, model):
     """
     work = arena_view(block.shared, WORK, LISTED, model.eos)
     return work[ENTRY * rows + FIRST_ITEM] > 2 * block.blocks
+
+
+@device
+def awaits(block, rows, model):
+    """Whether attention awaits what it takes: where blocks have MOST_AWAITED items each, at most. Likewise."""
+    work = arena_view(block.shared, WORK, LISTED, model.eos)
+    return work[ENTRY * rows + FIRST_ITEM] <= MOST_AWAITED * block.blocks
 
 
 @device
@@ -322,40 +333,27 @@ def drain(block, model, stage, parity):
 
 
 @device
-def keep_stage(block, model, stage, parity):
-    """Keep the stage that is waited for next, and its parity, in the arena. All lanes of a warp."""
+def keep_stage(block, model, stage, parity, owed):
+    """Keep the stage that is waited for next, its parity and what is owed in the arena. All lanes of a warp."""
     cursors, at = arena_view(block.shared, CURSORS, CURSOR * MOST_WARPS, model.eos), i64(warp_id()) * CURSOR
     if lane_id() == 0:
         cursors[at + STAGE_KEPT] = stage
         cursors[at + PARITY_KEPT] = parity
+        cursors[at + OWED_KEPT] = owed
 
 
 @device
 def kept_stage(block, model):
-    """What :func:`keep_stage` has kept; behind a barrier."""
+    """What :func:`keep_stage` has kept, what is owed in lane 0; behind a barrier."""
     cursors, at = arena_view(block.shared, CURSORS, CURSOR * MOST_WARPS, model.eos), i64(warp_id()) * CURSOR
-    return i32(cursors[at + STAGE_KEPT]), i32(cursors[at + PARITY_KEPT])
-
-
-@device
-def gains_of(model, gain):
-    """Four gains. One lane."""
-    return four_of(model.norm, gain)
+    owed = cursors[at + OWED_KEPT] if lane_id() == 0 else i32(0)
+    return i32(cursors[at + STAGE_KEPT]), i32(cursors[at + PARITY_KEPT]), i32(owed)
 
 
 @device
 def four_of(x, at):
-    """Four columns of the residual stream, behind a barrier. One lane."""
+    """Four numbers next to each other. One lane."""
     return x[at], x[at + 1], x[at + 2], x[at + 3]
-
-
-@device
-def put_four(x, at, a, b, c, d):
-    """Four columns of the residual stream, for behind a barrier. One lane."""
-    x[at] = a
-    x[at + 1] = b
-    x[at + 2] = c
-    x[at + 3] = d
 
 
 @device
@@ -368,21 +366,25 @@ def hand_on(rows, row, column, gains, normed, model, act, a, b, c, d):
 
 
 @device
-def half_taken(act, kind, layer):
-    """Where the half begins of which a product takes its activations: its layer's, or that of the one before."""
-    return handed.half_of(act, i64(layer) + i64(int(kind == PROJECT) | int(kind == LOGITS)))
+def layer_taken(act, kind, layer):
+    """Where the layer's places begin of which a product takes its activations: its own, or the one before."""
+    return handed.of_layer(act, i64(layer) - i64(int(kind == PROJECT) | int(kind == LOGITS)))
 
 
 @device
 def begin_rows(block, plan, rows, layer, x, model, cache, act):
     """The rows of x are the residual stream before a layer. Blocks share out rows; no barrier.
 
-    And each block notes what all layers ask for: the rows' pages, their places in them, their cosines and sines.
+    All that is published from here on is cleared, and each block notes what all layers ask for: the rows' pages,
+    their places in them, their cosines and sines.
     """
     note_room(block, rows, model)
-    handed.clear(block, rows, layer, model, act)
-    half = half_taken(act, PROJECT, layer)
-    normed, stream = half + handed.behind_mlp(rows, model), half + handed.stream_at(rows, model)
+    of_chunks = i64(0)
+    if act.most_chunks > 0:
+        of_chunks = awaited_of_layer(block, model)
+    handed.clear(block, rows, layer, of_chunks, model, act)
+    before = layer_taken(act, PROJECT, layer)
+    normed, stream = before + handed.behind_mlp(rows, model), before + handed.stream_at(rows, model)
     bests = arena_view(block.shared, BESTS, 2 * MOST_ROWS, plan.best)
     places, t = arena_view(block.shared, PLACES, 2 * MOST_ROWS, model.eos), i64(thread_id())
     while t < rows:
@@ -401,8 +403,8 @@ def begin_rows(block, plan, rows, layer, x, model, cache, act):
         column, at = 4 * i64(thread_id()), t * width
         while column < width:
             a, b, c, d = four_of(x, at + column)
-            put_four(act.handed, stream + at + column, a, b, c, d)
-            gains = gains_of(model, 2 * layer * width + column)
+            publish_four(act.handed, stream + at + column, a, b, c, d)
+            gains = four_of(model.norm, 2 * layer * width + column)
             hand_on(rows, t, column, gains, normed, model, act, a, b, c, d)
             column += 4 * block_threads()
         t += block.blocks
@@ -438,8 +440,14 @@ def sum_of_shares(shared, at, step):
 @device
 def results_at(rows, slot):
     """Where the warps' sums of a strip begin in the arena."""
-    size = i64(warps()) * rows * FRAGMENT_PITCH + SLOT_GAP
+    size = i64(warps()) * rows * FRAGMENT_PITCH + SLOT_GAP + rows * ADDENDS
     return SCRATCH + MOST_ROWS + slot * size
+
+
+@device
+def addends_at(rows, slot):
+    """Where in the arena that begins which the sums of a strip are added to, of the rows."""
+    return results_at(rows, slot) + i64(warps()) * rows * FRAGMENT_PITCH + SLOT_GAP
 
 
 @device
@@ -470,7 +478,7 @@ def note_room(block, rows, model):
         kind += block_threads()
     if thread_id() == 0:
         kinds[MIDDLE_AT] = i32(handed.middle_at(rows, model))
-        kinds[QUERIES_AT] = i32(handed.queries_at(rows, model))
+        kinds[PROJECTED_AT] = i32(handed.projected_at(rows, model))
         kinds[STREAM_AT] = i32(handed.stream_at(rows, model))
 
 
@@ -494,13 +502,46 @@ def prepare(block, number, model):
 @device
 def rows_taken(kinds, kind, layer, act):
     """Where the activations begin that a product takes of what has been handed on."""
-    return half_taken(act, kind, layer) + kinds[kind * KIND + TAKES]
+    return layer_taken(act, kind, layer) + kinds[kind * KIND + TAKES]
 
 
 @device
 def place_of(block, rows, fetched, model):
     """Where a warp's place for activations begins in the arena, of so many fragments, below the rows' cosines."""
     return rope_at(block, model) - (i64(warps()) - warp_id()) * packed_floats(i64(fetched) * rows * FRAGMENT)
+
+
+@device
+def adds(kind):
+    """Whether a product is added to the residual stream."""
+    return int(kind == ATTENDED) | int(kind == LOWERED)
+
+
+@device
+def bring_addends(block, rows, kind, layer, strip, model, act):
+    """What the sums of the next strips are added to, and the next gains, come to the arena. A warp a row.
+
+    That is while the activations are being made, and not when others wait for what comes of it.
+    """
+    kinds, its = arena_view(block.shared, KINDS, ALL_KINDS, model.eos), handed.of_layer(act, layer)
+    before, width = its - i64(act.of_layer) + kinds[STREAM_AT], opaque(i64(model.hidden))
+    if kind == LOWERED:
+        before = its + kinds[MIDDLE_AT]
+    gain, strips = (2 * i64(layer) + 1 + i64(kind == LOWERED)) * width, i64(kinds[kind * KIND + STRIPS])
+    t, most = i64(warp_id()), i64(kinds[kind * KIND + MOST_AT_ONCE])
+    while t < rows:
+        e = i64(lane_id())
+        while e < 4 * most:
+            slot, quad = e >> 2, 4 * (e & 3)
+            of = strip + slot * block.blocks
+            if of < strips:
+                to, column = addends_at(rows, slot) + t * ADDENDS + quad, FRAGMENT * of + quad
+                g, h, i, j = four_of(model.norm, gain + column)
+                a, b, c, d = awaited_four(act.handed, before + t * width + column)
+                put_four(block.shared, to, a, b, c, d)
+                put_four(block.shared, to + FRAGMENT, g, h, i, j)
+            e += warp_width()
+        t += warps()
 
 
 @device
@@ -514,6 +555,8 @@ def fetch(block, rows, number, model, act):
     cursors, mine = arena_view(block.shared, CURSORS, CURSOR * MOST_WARPS, model.eos), i64(warp_id()) * CURSOR
     kind, layer = kind_of(model, number), number >> 2
     if cursors[mine + STRIP] < kinds[kind * KIND + STRIPS]:
+        if adds(kind):
+            bring_addends(block, rows, kind, layer, i64(cursors[mine + STRIP]), model, act)
         first, share = cursors[mine + FIRST_FRAGMENT], cursors[mine + FRAGMENTS]
         at, fetched = rows_taken(kinds, kind, layer, act), kinds[kind * KIND + FETCHED]
         if share <= fetched:
@@ -548,6 +591,8 @@ def product(block, plans, now, rows, number, products, stage, parity, model, sam
     while strip < strips:
         if begun:
             barrier()  # the sums before have been read
+            if adds(kind):
+                bring_addends(block, rows, kind, layer, i64(strip), model, act)
         begun, slot, here = True, i32(0), strip
         to = results_at(rows, i64(0)) + i64(warp_id()) * rows * FRAGMENT_PITCH
         while here < strips and slot < most:
@@ -567,11 +612,15 @@ def product(block, plans, now, rows, number, products, stage, parity, model, sam
 
 
 @device
-def settle(block, model, products, owed):
-    """Ask for the pieces that :func:`multiply_strip` has not asked for, so many in lane 0."""
-    while owed > 0:
+def settle(block, model, products, owed, left):
+    """Ask for the pieces that :func:`multiply_strip` has not asked for, so many in lane 0, but for what is left.
+
+    Returns how many it is, there.
+    """
+    while owed > left:
         ask(block, model, products)
         owed = i32(owed - 1)
+    return owed
 
 
 @device
@@ -637,25 +686,22 @@ def finish(block, plans, now, rows, kind, layer, strip, slots, model, sampling, 
             finish_logits(block, plan, rows, t, strip, slots, model, sampling, act.logits)
             t += warps()
     else:
-        kinds, half = arena_view(block.shared, KINDS, ALL_KINDS, model.eos), handed.half_of(act, layer)
+        kinds, its = arena_view(block.shared, KINDS, ALL_KINDS, model.eos), handed.of_layer(act, layer)
         while t < rows:
             if kind == PROJECT:
-                finish_pairs(block, rows, t, half + kinds[QUERIES_AT], layer, strip, slots, model, cache, act)
+                finish_pairs(block, rows, t, its + kinds[PROJECTED_AT], layer, strip, slots, model, cache, act)
             elif kind == GATED:
-                finish_gated(block, rows, t, half + kinds[LOWERED * KIND + TAKES], strip, slots, model, act)
+                finish_gated(block, rows, t, its + kinds[LOWERED * KIND + TAKES], strip, slots, model, act)
             else:
-                gain = (2 * i64(layer) + 1 + i64(kind == LOWERED)) * i64(model.hidden)
-                normed = half + kinds[(GATED if kind == ATTENDED else PROJECT) * KIND + TAKES]
-                before, after = handed.half_of(act, layer + 1) + kinds[STREAM_AT], half + kinds[MIDDLE_AT]
-                if kind == LOWERED:
-                    before, after = after, half + kinds[STREAM_AT]
-                finish_sums(block, rows, t, gain, before, after, normed, kind, strip, slots, model, act)
+                normed = its + kinds[(GATED if kind == ATTENDED else PROJECT) * KIND + TAKES]
+                after = its + kinds[MIDDLE_AT if kind == ATTENDED else STREAM_AT]
+                finish_sums(block, rows, t, after, normed, strip, slots, model, act)
             t += warps()
 
 
 @device
-def finish_pairs(block, rows, t, queries, layer, strip, slots, model, cache, act):
-    """One warp: a row's queries, keys and values, rotated, to where they belong; queries from `queries` on."""
+def finish_pairs(block, rows, t, projected, layer, strip, slots, model, cache, act):
+    """One warp: a row's queries, keys and values, rotated, handed on from `projected` on, and kept in pages."""
     e, step, d = i64(lane_id()), rows * FRAGMENT_PITCH, opaque(i64(model.head_dim))
     places = arena_view(block.shared, PLACES, 2 * MOST_ROWS, model.eos)
     inside, page, rope = i64(places[2 * t]), i64(places[2 * t + 1]), rope_at(block, model) + t * d
@@ -670,7 +716,11 @@ def finish_pairs(block, rows, t, queries, layer, strip, slots, model, cache, act
         a = sum_of_shares(block.shared, at, step) * scale
         b = sum_of_shares(block.shared, at + 8, step) * scale
         a, b = rotate(a, b, cos, sin)
-        store_pair(page, inside, t, layer, head, i, a, b, model, cache, act.handed, queries)
+        to = projected + t * handed.projected_width(model) + head * d + i
+        publish(act.handed, to, a)
+        publish(act.handed, to + (d >> 1), b)
+        if head >= i64(model.heads):
+            keep_pair(page, inside, layer, head, i, a, b, model, cache)
         e += warp_width()
 
 
@@ -691,33 +741,22 @@ def finish_gated(block, rows, t, gated, strip, slots, model, act):
 
 
 @device
-def finish_sums(block, rows, t, gain, before, after, normed, kind, strip, slots, model, act):
+def finish_sums(block, rows, t, after, normed, strip, slots, model, act):
     """One warp: a row's sums are added to the residual stream, and handed on to the rows at `normed`.
 
-    The stream is at `before`, and goes to `after`. Behind attention it is published too; behind the MLP, where a
-    layer's last sums are added to it, a grid barrier is to come before it is read.
+    What they are added to lies in the arena (:func:`bring_addends`); what comes of it is published at `after`.
     """
     e = i64(lane_id())
     while e < 4 * slots:
         slot, quad = e >> 2, 4 * (e & 3)
         at = results_at(rows, slot) + t * FRAGMENT_PITCH + quad
         column = FRAGMENT * (strip + slot * block.blocks) + quad
-        i = t * i64(model.hidden) + column
-        gains = gains_of(model, gain + column)
-        if kind == LOWERED:
-            a, b, c, d = awaited_four(act.handed, before + i)
-        else:
-            a, b, c, d = four_of(act.handed, before + i)
+        its = addends_at(rows, slot) + t * ADDENDS + quad
+        gains, (a, b, c, d) = four_of(block.shared, its + FRAGMENT), four_of(block.shared, its)
         y = sum_of_fours(block.shared, at, rows * FRAGMENT_PITCH, warps())
         a, b, c, d = a + y[0], b + y[1], c + y[2], d + y[3]
         hand_on(rows, t, column, gains, normed, model, act, a, b, c, d)
-        if kind == LOWERED:
-            put_four(act.handed, after + i, a, b, c, d)
-        else:
-            publish(act.handed, after + i, a)
-            publish(act.handed, after + i + 1, b)
-            publish(act.handed, after + i + 2, c)
-            publish(act.handed, after + i + 3, d)
+        publish_four(act.handed, after + t * i64(model.hidden) + column, a, b, c, d)
         e += warp_width()
 
 

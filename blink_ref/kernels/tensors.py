@@ -97,8 +97,10 @@ class Activations(NamedTuple):
     squares: Any
     """[T, D / 128]: sums of the squares of each 128 columns of `x`, in tiles"""
     handed: Any
-    """[2, floats of a half]: what products hand on to each other where rows are computed from the stream (see
+    """[1 + layers, of_layer]: what phases hand on to each other where rows are computed from the stream (see
     handed.py)"""
+    of_layer: int
+    """floats of it that a layer has"""
     q: Any
     """[T, H * d]: rotated queries"""
     attended: Any
@@ -110,8 +112,8 @@ class Activations(NamedTuple):
     met: Any
     """int32 [2, blocks]: how many of a tile's pieces are there"""
     partial: Any
-    """[entries, units, most_chunks, floats of a part]: what chunks of positions give, for each row and each group
-    of heads, until the last of them is there (see flash_decoding.py)"""
+    """What chunks of positions give, until they are merged (see flash_decoding.py): [entries, units, heads,
+    most_chunks, d + HEADS_GAP] or, where it is awaited, [layers, items, heads, d + HEADS_GAP]"""
     arrived: Any
     """int32 [entries, units, HEADS]: how many of them are there, of a head; 0 between layers"""
     most_chunks: int

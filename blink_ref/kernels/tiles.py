@@ -299,7 +299,7 @@ def put_pairs(shared, t, row, layer, across, n, model, cache, q):
         a, b = shared[here] * scale, shared[here + PAIRS] * scale
         if head < i64(model.heads) + model.kv_heads:
             a, b = rotate(a, b, model.rope[position, i], model.rope[position, half + i])
-        store_pair(page, inside, row, layer, head, i, a, b, model, cache, q, i64(0))
+        store_pair(page, inside, row, layer, head, i, a, b, model, cache, q)
         pair += warp_width()
 
 

@@ -88,6 +88,21 @@ def _(a, i, n):
     return awaited_sum
 
 
+@overload(words.awaited_mix, target="cpu", strict=False)
+def _(weights, w, a, i, step, n):
+    def awaited_mix(weights, w, a, i, step, n):
+        s0, s1, s2, s3 = f32(0.0), f32(0.0), f32(0.0), f32(0.0)
+        for m in range(n):
+            weight, at = weights[w + m], i + m * step
+            s0 += weight * awaited(a, at)
+            s1 += weight * awaited(a, at + 1)
+            s2 += weight * awaited(a, at + 2)
+            s3 += weight * awaited(a, at + 3)
+        return s0, s1, s2, s3
+
+    return awaited_mix
+
+
 @overload(words.fragment_put, target="cpu", strict=False)
 def _(x, at, a, b, c, d):
     def fragment_put(x, at, a, b, c, d):

@@ -220,6 +220,30 @@ def _(a, i, n):
     return awaited_sum
 
 
+@define_by(words.awaited_mix)
+def _(weights, w, a, i, step, n):
+    def awaited_mix(weights, w, a, i, step, n):
+        s, left = (f32(0.0), f32(0.0), f32(0.0), f32(0.0)), i64(n)
+        while left > 0:
+            second = i + (step if left > 1 else i64(0))  # behind the last, the last once more, and not added
+            third = second + (step if left > 2 else i64(0))
+            one, two, three, four = _await_sixteen(a, i, second, third, third + (step if left > 3 else i64(0)))
+            s = _plus(s, weights[w], one)
+            s = _plus(s, weights[w + 1] if left > 1 else f32(0.0), two)
+            s = _plus(s, weights[w + 2] if left > 2 else f32(0.0), three)
+            s = _plus(s, weights[w + 3] if left > 3 else f32(0.0), four)
+            w, i, left = w + 4, i + 4 * step, left - 4
+        return s
+
+    return awaited_mix
+
+
+@cuda.jit(device=True)
+def _plus(s, weight, four):
+    a, b, c, d = _as_floats(four)
+    return s[0] + weight * a, s[1] + weight * b, s[2] + weight * c, s[3] + weight * d
+
+
 @cuda.jit(device=True)
 def _sum(four):
     a, b, c, d = _as_floats(four)

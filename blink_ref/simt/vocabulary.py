@@ -712,6 +712,12 @@ def mix_of_fours(weights, w, a, i, step, n):
     return tuple((weights[w : w + n, None] * fours).sum(0, dtype=np.float32))
 
 
+def awaited_mix(weights, w, a, i, step, n):
+    """:func:`mix_of_fours` of numbers that are published, each as soon as it is (see :func:`awaited_four`)."""
+    fours = np.array([awaited_four(a, i + m * step) for m in range(n)])
+    return tuple((weights[w : w + n, None] * fours).sum(0, dtype=np.float32))
+
+
 TILE_POSITIONS = 128
 """Positions in a tile of keys, or of values, of up to 64 columns; half of them up to 128, a quarter up to 256."""
 
