@@ -9,10 +9,12 @@ from kernel_bench import floats, fragment_values, kept_exactly, model_of, plan_o
 from test_kernels_attention import LAYER, SPARE, empty_cache, put
 
 from blink_ref.engine import memory
-from blink_ref.kernels import attention, flash_decoding, flash_items, handed
+from blink_ref.engine.settings import CUDA_LANES
+from blink_ref.kernels import attention, flash_decoding, flash_items, handed, stream
 from blink_ref.kernels.staging import ITEM, LISTED, MOST_NOTED, MOST_PARTS, TEAMS, WORK
 from blink_ref.kernels.work_list import CHUNK, ENTRY, FIRST_ITEM, FIRST_TILE, LENGTH, ROW, SLOT, list_work
 from blink_ref.simt import aligned, device, grid_barrier, launch, vocabulary
+from blink_ref.simt.capability import arena_bytes
 from blink_ref.simt.on_python import me
 from blink_ref.simt.vocabulary import (
     HEADS,
@@ -173,6 +175,27 @@ def test_what_is_noted_fits_where_it_goes():
     assert MOST_PARTS == CHUNK // flash_items.PART
     assert flash_items.BY_TEAM + TEAMS * flash_items.OF_TEAM == LISTED
     assert flash_items.OF_TEAM == flash_items.ITEMS + MOST_NOTED * ITEM
+
+
+@device
+def note_places_alone(block, limit, model, out):
+    work = arena_view(block.shared, WORK, LISTED, model.eos)
+    if thread_id() == 0:
+        flash_items.note_places(work, i64(block.shared.shape[0]), limit, i64(block.shared.shape[0]), model)
+        out[0] = work[flash_items.TEAM]
+
+
+@pytest.mark.parametrize(("head_dim", "heads", "warps"), [(64, 32, 8), (128, 32, 3)])
+def test_so_many_warps_of_a_hopper_attend_beside_the_stages_of_the_stream(head_dim, heads, warps):
+    """Of Llama-3.2-1B and 3.1-8B. With one word more in the list for each item, seven of eight had room: then one
+    of them takes two parts of each item, which was 3 % of a step."""
+    model, *_ = model_of(heads=heads, kv_heads=8, head_dim=head_dim)
+    model, out = model._replace(eos=np.zeros(1, np.int32)), np.zeros(1, np.int32)
+    shared, in_block = arena_bytes((9, 0)) // 4, CUDA_LANES // 32
+    limit, lanes = stream.room(shared, in_block, stream.MOST_ROWS * head_dim), 4 * in_block
+    assert warps_of("python", lanes) == in_block
+    launch(note_places_alone, 1, lanes, limit, model, out, target="python", shared=shared)
+    assert out[0] == warps
 
 
 @pytest.mark.parametrize("room", ROOMS)
