@@ -160,8 +160,8 @@ def attention_awaits(block, model, act):
 def layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, model, act):
     """The plan's layers from FIRST_LAYER on, until it is interrupted, and the logits: for a few rows.
 
-    Each phase waits for what it takes. A barrier of all blocks there is only where attention is not cut in chunks,
-    or has so much to do that it does not matter.
+    Each phase waits for what it takes. A barrier of all blocks there is only in front of attention, where that is
+    not cut in chunks, or a block has several of them.
     """
     plan = plan_of(plans, now)
     rows, products = i64(plan.count[ROWS]), products_of(plan, model)
@@ -200,7 +200,7 @@ def layers_in_stream(block, window, plans, now, stage, parity, sampling, cache, 
         if kind < packing.LOGITS:
             awaiting, left = kind == packing.PROJECT and attention_awaits(block, model, act), i32(0)
             if awaiting:
-                left = i32(1 if is_free(block, model) else 2)  # what attention loads would wait behind the others
+                left = i32(1 if is_free(block, model) else 2)  # attention's loads would wait behind these weights
                 barrier()  # the sums have been read
                 ask_ahead(block, rows, layer, model, cache, act)
             elif kind == packing.PROJECT:

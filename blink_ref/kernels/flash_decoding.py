@@ -8,9 +8,9 @@ values are read once for all heads of their group. A *team* of up to eight warps
 chunks of a row give in theirs, by whoever is the last to merge one. So a row's result depends on no other row, nor
 on the number of blocks or warps. The KV cache holds bfloat16 here.
 
-In steps of few rows nobody waits at a barrier of all blocks: queries, and keys and values of the rows' own
-positions, are awaited, those of all positions before come while these are being made, and what chunks give is
-awaited by the team that has the row's last one (:mod:`.handed`).
+In steps of few rows, where a block has one item at most, nobody waits at a barrier of all blocks: queries, and
+keys and values of the rows' own positions, are awaited, those of all positions before come while these are being
+made, and what chunks give is awaited by the team that has the row's last one (:mod:`.handed`).
 
 A warp has places for keys, values and queries, to which they are copied asynchronously. As soon as it has read its
 keys, those of its next part are on their way, of the next item too, and so with the values. There are up to four
