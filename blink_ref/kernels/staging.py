@@ -23,9 +23,9 @@ CURSOR = 14
 
 KINDS, KIND = CURSORS + CURSOR * MOST_WARPS, 10
 """Where it is noted what there is to know of the stream's kinds of products, and the words of each; behind these
-come seven for all of them."""
+come six for all of them."""
 
-BESTS = (KINDS + 5 * KIND + 8) & -2
+BESTS = (KINDS + 5 * KIND + 7) & -2
 """Where the rank key lies of the best token that a block has seen for each sample, two floats each."""
 
 PLACES = BESTS + 2 * MOST_ROWS

@@ -120,11 +120,11 @@ WHOLE, REST, TAKES, FETCHED, MOST_AT_ONCE = range(5, 10)
 """Words of a kind of products behind the columns of its row in :attr:`Model.stream`, those of the first layer: its
 strips divided by the blocks, and what is left. And of a step: where among a layer's places its activations
 lie, those of how many fragments a warp fetches at a time, and how many strips' sums the arena may hold."""
-LAYER_AT, LAYER_TURN, MIDDLE_AT, PROJECTED_AT, STREAM_AT, STOPS, STRIPS_BY = range(5 * KIND, 5 * KIND + 7)
+LAYER_AT, LAYER_TURN, MIDDLE_AT, PROJECTED_AT, STREAM_AT, STOPS = range(5 * KIND, 5 * KIND + 6)
 """The words behind them: by how much AT and TURN grow from layer to layer; where among a layer's places lie
 the residual stream as attention leaves it, queries, keys and values, and the residual stream as the layer leaves
-it; whether the step stops behind this layer; and 2**20 over the strips of a head, rounded up."""
-ALL_KINDS = 5 * KIND + 7
+it; and whether the step stops behind this layer."""
+ALL_KINDS = 5 * KIND + 6
 """All these words, which lie at KINDS in the arena."""
 
 
@@ -211,8 +211,6 @@ def note_kinds(block, model):
         turn = i32(model.stream[4, TURN] - model.stream[0, TURN])
         kinds[LAYER_AT] = i32(model.stream[4, AT] - model.stream[0, AT])
         kinds[LAYER_TURN] = i32(turn + i32(block.blocks)) if turn < 0 else turn
-        of_head = i64(model.head_dim) >> 4
-        kinds[STRIPS_BY] = i32(divide((1 << 20) + of_head - 1, of_head)[0])
 
 
 @device
@@ -424,15 +422,19 @@ def measure_rows(block, rows, squares, model, act):
 
 
 @device
-def add_shares(shared, rows, t, slots):
-    """One warp: the warps' sums of a row, of each strip, are added up, in order, in place of the first warp's."""
-    e, step = i64(lane_id()), rows * FRAGMENT_PITCH
-    while e < 4 * slots:
-        at = results_at(rows, e >> 2) + t * FRAGMENT_PITCH + 4 * (e & 3)
-        a, b, c, d = sum_of_fours(shared, at, step, warps())
-        put_four(shared, at, a, b, c, d)
-        e += warp_width()
-    warp_barrier()
+def sum_of_shares(shared, at, step):
+    """The sum of a number of each warp's, in order; four of them are loaded at once. One lane."""
+    total, left = f32(0.0), i32(warps())
+    while left > 3:
+        a, b, c, d = shared[at], shared[at + step], shared[at + 2 * step], shared[at + 3 * step]
+        total = total + a + b + c + d
+        at += 4 * step
+        left = i32(left - 4)
+    while left > 0:
+        total += shared[at]
+        at += step
+        left = i32(left - 1)
+    return total
 
 
 @device
@@ -686,7 +688,6 @@ def finish(block, plans, now, rows, kind, layer, strip, slots, model, sampling, 
     else:
         kinds, its = arena_view(block.shared, KINDS, ALL_KINDS, model.eos), handed.of_layer(act, layer)
         while t < rows:
-            add_shares(block.shared, rows, t, slots)
             if kind == PROJECT:
                 finish_pairs(block, rows, t, its + kinds[PROJECTED_AT], layer, strip, slots, model, cache, act)
             elif kind == GATED:
@@ -701,24 +702,24 @@ def finish(block, plans, now, rows, kind, layer, strip, slots, model, sampling, 
 @device
 def finish_pairs(block, rows, t, projected, layer, strip, slots, model, cache, act):
     """One warp: a row's queries, keys and values, rotated, handed on from `projected` on, and kept in pages."""
-    e, d, heads = i64(lane_id()), opaque(i64(model.head_dim)), i64(model.heads)
-    kinds, of_head = arena_view(block.shared, KINDS, ALL_KINDS, model.eos), d >> 4
+    e, step, d = i64(lane_id()), rows * FRAGMENT_PITCH, opaque(i64(model.head_dim))
     places = arena_view(block.shared, PLACES, 2 * MOST_ROWS, model.eos)
     inside, page, rope = i64(places[2 * t]), i64(places[2 * t + 1]), rope_at(block, model) + t * d
     scale = block.shared[SCRATCH + t]
     while e < 8 * slots:
         slot, pair = e >> 3, e & 7
-        of = strip + slot * block.blocks
-        head = of * kinds[STRIPS_BY] >> 20
-        i, cos, sin = 8 * (of - head * of_head) + pair, f32(1.0), f32(0.0)
-        if head < heads + model.kv_heads:
+        head, part = divide(strip + slot * block.blocks, d >> 4)
+        i, cos, sin = 8 * part + pair, f32(1.0), f32(0.0)
+        if head < i64(model.heads) + model.kv_heads:
             cos, sin = block.shared[rope + i], block.shared[rope + (d >> 1) + i]
         at = results_at(rows, slot) + t * FRAGMENT_PITCH + pair
-        a, b = rotate(block.shared[at] * scale, block.shared[at + 8] * scale, cos, sin)
+        a = sum_of_shares(block.shared, at, step) * scale
+        b = sum_of_shares(block.shared, at + 8, step) * scale
+        a, b = rotate(a, b, cos, sin)
         to = projected + t * handed.projected_width(model) + head * d + i
         publish(act.handed, to, a)
         publish(act.handed, to + (d >> 1), b)
-        if head >= heads:
+        if head >= i64(model.heads):
             keep_pair(page, inside, layer, head, i, a, b, model, cache)
         e += warp_width()
 
@@ -727,10 +728,11 @@ def finish_pairs(block, rows, t, projected, layer, strip, slots, model, cache, a
 def finish_gated(block, rows, t, gated, strip, slots, model, act):
     """One warp: silu(gate) * up of a row, handed on from `gated` on."""
     scale, e = block.shared[SCRATCH + t], i64(lane_id())
+    step = rows * FRAGMENT_PITCH
     while e < 2 * slots:
         slot, quad = e >> 1, 4 * (e & 1)
         at = results_at(rows, slot) + t * FRAGMENT_PITCH + quad
-        g, u = four_of(block.shared, at), four_of(block.shared, at + 8)
+        g, u = sum_of_fours(block.shared, at, step, warps()), sum_of_fours(block.shared, at + 8, step, warps())
         a, b = silu(g[0] * scale) * (u[0] * scale), silu(g[1] * scale) * (u[1] * scale)
         c, d = silu(g[2] * scale) * (u[2] * scale), silu(g[3] * scale) * (u[3] * scale)
         to = gated + row_at(rows, t, 8 * (strip + slot * block.blocks) + quad)
@@ -751,7 +753,7 @@ def finish_sums(block, rows, t, after, normed, strip, slots, model, act):
         column = FRAGMENT * (strip + slot * block.blocks) + quad
         its = addends_at(rows, slot) + t * ADDENDS + quad
         gains, (a, b, c, d) = four_of(block.shared, its + FRAGMENT), four_of(block.shared, its)
-        y = four_of(block.shared, at)
+        y = sum_of_fours(block.shared, at, rows * FRAGMENT_PITCH, warps())
         a, b, c, d = a + y[0], b + y[1], c + y[2], d + y[3]
         hand_on(rows, t, column, gains, normed, model, act, a, b, c, d)
         publish_four(act.handed, after + t * i64(model.hidden) + column, a, b, c, d)
@@ -765,11 +767,10 @@ def finish_logits(block, plan, rows, s, strip, slots, model, sampling, logits):
     t, e, best = i64(plan.sample_row[s]), i64(lane_id()), LOWEST
     scale, drawn = block.shared[SCRATCH + t], sampling.filtered[plan.sample_slot[s]] == 0
     temperature, seed, position = plan.temperature[s], plan.seed[s], plan.draw[s]
-    add_shares(block.shared, rows, t, slots)
     while e < FRAGMENT * slots:
         slot, r = e >> 4, e & 15
         at = results_at(rows, slot) + t * FRAGMENT_PITCH + r
-        logit = block.shared[at] * scale
+        logit = sum_of_shares(block.shared, at, rows * FRAGMENT_PITCH) * scale
         token = FRAGMENT * (strip + slot * block.blocks) + r
         if token < model.vocab:
             logits[s * model.vocab + token] = logit

@@ -9,7 +9,7 @@ from numba import types
 
 from . import ptx
 from . import vocabulary as words
-from .cuda_words import access, define, define_by
+from .cuda_words import access, define, define_by, is_at_least
 from .lowering import I32, VOID, asm
 from .numba_cuda import cuda
 from .vocabulary import GPU, UNPUBLISHED, f32, f32_of_bits, i64, lane_id, lane_sum, relax, u32
@@ -93,8 +93,12 @@ def _highest(four):
 @define(words.unpublish)
 def _(typing_context, a, i):
     def codegen(context, builder, signature, args):
-        pointer = builder.bitcast(access(context, builder, signature, args), I32.as_pointer())
-        builder.store(ir.Constant(I32, UNPUBLISHED), pointer)
+        pointer, word = access(context, builder, signature, args), ir.Constant(I32, UNPUBLISHED)
+        with builder.if_else(is_at_least(builder, 800)) as (newer, older):
+            with newer:  # it is published, and awaited, behind many weights
+                asm(builder, VOID, ptx.STORE_TO_STAY, "l,r", [pointer, word])
+            with older:
+                builder.store(word, builder.bitcast(pointer, I32.as_pointer()))
         return context.get_dummy_value()
 
     return types.none(a, i), codegen

@@ -77,6 +77,13 @@ createpolicy.fractional.L2::evict_first.b64 policy, 1.0;
 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [$0], [$1], $2, [$3], policy;
 }"""
 
+# The word $1 goes to [$0]. From 8.0 on, L2 keeps it for longer than anything else.
+STORE_TO_STAY = """{
+.reg .b64 policy;
+createpolicy.fractional.L2::evict_last.b64 policy, 1.0;
+st.global.L2::cache_hint.u32 [$0], $1, policy;
+}"""
+
 # Orders ordinary accesses before it with asynchronous copies after it, in both memories. Without a space, ptxas
 # adds a fence of all the GPU's accesses, which waits for all that the lane has on its way.
 ASYNC_FENCE = "fence.proxy.async.shared::cta; fence.proxy.async.global;"
