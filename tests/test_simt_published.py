@@ -30,14 +30,20 @@ SEEDS = range(6)
 
 
 @device
-def hand_over(block, given, passed, copied, sums, fours, ones, n):
-    """The first block publishes what it is given, the others await it; nothing was there before."""
+def clear(block, passed):
+    """Nothing is published yet, and all blocks know."""
     i = i64(thread_id())
     if block.id == 0:
         while i < passed.shape[0]:
             unpublish(passed, i)
             i += block_threads()
     grid_barrier(block)
+
+
+@device
+def hand_over(block, given, passed, copied, sums, fours, ones, n):
+    """The first block publishes what it is given, the others await it; nothing was there before."""
+    clear(block, passed)
     i = i64(thread_id())
     if block.id == 0:
         while i < n:
@@ -64,12 +70,7 @@ def hand_over(block, given, passed, copied, sums, fours, ones, n):
 @device
 def mix(block, given, weights, passed, mixed, n):
     """The first block publishes what it is given; a warp of each of the others adds it up, weighed."""
-    i = i64(thread_id())
-    if block.id == 0:
-        while i < passed.shape[0]:
-            unpublish(passed, i)
-            i += block_threads()
-    grid_barrier(block)
+    clear(block, passed)
     i = i64(thread_id())
     if block.id == 0:
         while i < given.shape[0]:

@@ -229,7 +229,7 @@ def _(weights, w, a, i, step, n):
     def awaited_mix(weights, w, a, i, step, n):
         s, left = (f32(0.0), f32(0.0), f32(0.0), f32(0.0)), i64(n)
         while left > 0:
-            second = i + (step if left > 1 else i64(0))  # behind the last, the last once more, and not added
+            second = i + (step if left > 1 else i64(0))  # behind the last, the last once more, with no weight
             third = second + (step if left > 2 else i64(0))
             one, two, three, four = _await_sixteen(a, i, second, third, third + (step if left > 3 else i64(0)))
             s = _plus(s, weights[w], one)
